@@ -1,0 +1,251 @@
+"""The truth: users, presets, conversations, messages (a tree), and one Generation for each attempt to answer.
+
+Facts about one row live here; what crosses rows or owns a transaction lives in services, and reads live in selectors.
+Nothing is overwritten or deleted by an edit or a regenerate: both make siblings.
+"""
+
+from __future__ import annotations
+
+import uuid
+from typing import ClassVar
+
+from django.contrib.auth.models import AbstractUser
+from django.db import models
+from django.db.models import F, Q
+from django.utils.translation import gettext_lazy as _
+
+
+class User(AbstractUser):
+    """A person with an account. Custom from the first migration, so that it can grow."""
+
+    language = models.CharField(_("language"), max_length=16, blank=True)
+    preferences = models.JSONField(_("preferences"), default=dict, blank=True)
+
+
+class ContextPolicy(models.TextChoices):
+    """What happens when the history no longer fits the window."""
+
+    FULL = "full", _("Refuse when full")
+
+
+class Preset(models.Model):
+    """A system prompt with sampling values. Public ones (no owner, made in the admin) are offered to everybody."""
+
+    id = models.UUIDField(primary_key=True, default=uuid.uuid4, editable=False)
+    owner = models.ForeignKey(User, models.CASCADE, null=True, blank=True, related_name="presets", verbose_name=_("owner"))
+    name = models.CharField(_("name"), max_length=80)
+    system_prompt = models.TextField(_("system prompt"), blank=True)
+    sampling = models.JSONField(_("sampling"), default=dict, blank=True)
+    context_policy = models.CharField(
+        _("context policy"), max_length=16, choices=ContextPolicy.choices, default=ContextPolicy.FULL
+    )
+    is_default = models.BooleanField(_("default"), default=False)
+    created_at = models.DateTimeField(_("created"), auto_now_add=True)
+
+    class Meta:
+        verbose_name = _("preset")
+        verbose_name_plural = _("presets")
+        ordering: ClassVar = ["name"]
+        constraints: ClassVar = [
+            models.UniqueConstraint(fields=["owner", "name"], name="preset_owner_name_unique", nulls_distinct=False),
+            models.UniqueConstraint(
+                fields=["is_default"], condition=Q(is_default=True), name="preset_one_default"
+            ),
+            models.CheckConstraint(
+                condition=Q(is_default=False) | Q(owner__isnull=True), name="preset_default_is_public"
+            ),
+        ]
+
+    def __str__(self) -> str:
+        return self.name
+
+
+class TitleSource(models.TextChoices):
+    """Who named a conversation. A person's title is never replaced."""
+
+    FIRST_WORDS = "first_words", _("First words")
+    PERSON = "person", _("Person")
+
+
+class Conversation(models.Model):
+    """A tree of messages and the settings frozen at its creation. active_leaf says which branch is on screen.
+
+    The preset's values are copied, so a later change of the preset leaves old conversations (and their cached KV) alone.
+    """
+
+    id = models.UUIDField(primary_key=True, default=uuid.uuid4, editable=False)
+    owner = models.ForeignKey(User, models.CASCADE, related_name="conversations", verbose_name=_("owner"))
+    title = models.CharField(_("title"), max_length=200, blank=True)
+    title_source = models.CharField(
+        _("title by"), max_length=16, choices=TitleSource.choices, default=TitleSource.FIRST_WORDS
+    )
+    preset = models.ForeignKey(Preset, models.SET_NULL, null=True, blank=True, verbose_name=_("preset"))
+    system_prompt = models.TextField(_("system prompt"), blank=True)
+    system_prompt_is_public = models.BooleanField(_("system prompt is public"), default=False)
+    model_name = models.CharField(_("model"), max_length=200, blank=True)
+    sampling = models.JSONField(_("sampling"), default=dict, blank=True)
+    context_policy = models.CharField(
+        _("context policy"), max_length=16, choices=ContextPolicy.choices, default=ContextPolicy.FULL
+    )
+    active_leaf = models.ForeignKey(
+        "Message", models.SET_NULL, null=True, blank=True, related_name="+", verbose_name=_("active leaf")
+    )
+    is_pinned = models.BooleanField(_("pinned"), default=False)
+    is_archived = models.BooleanField(_("archived"), default=False)
+    created_at = models.DateTimeField(_("created"), auto_now_add=True)
+    updated_at = models.DateTimeField(_("updated"))  # last turn, not last save: what the list is ordered by
+
+    class Meta:
+        verbose_name = _("conversation")
+        verbose_name_plural = _("conversations")
+        ordering: ClassVar = ["-updated_at"]
+        indexes: ClassVar = [
+            # selectors.conversation_list: one owner's conversations, newest first
+            models.Index(fields=["owner", "is_archived", "-is_pinned", "-updated_at", "-id"], name="conversation_list"),
+        ]
+
+    def __str__(self) -> str:
+        return self.title or str(self.id)
+
+
+class Role(models.TextChoices):
+    USER = "user", _("User")
+    ASSISTANT = "assistant", _("Assistant")
+
+
+class MessageStatus(models.TextChoices):
+    """QUEUED to WRITING are open; the other four are the only ends of a turn. A user message is always DONE."""
+
+    QUEUED = "queued", _("Queued")
+    READING = "reading", _("Reading")
+    WRITING = "writing", _("Writing")
+    DONE = "done", _("Done")
+    STOPPED = "stopped", _("Stopped")
+    INTERRUPTED = "interrupted", _("Interrupted")
+    FAILED = "failed", _("Failed")
+
+
+OPEN_STATUSES = (MessageStatus.QUEUED, MessageStatus.READING, MessageStatus.WRITING)
+
+
+class Message(models.Model):
+    """One node of the tree. Siblings are versions of one another; `position` is the depth (0 for the first).
+
+    token_ids: little-endian u32, what the model generated for this text (without the end-of-turn token), valid only under
+    token_fingerprint. client_id: made by whoever sends, so that the same send twice is stored once.
+    """
+
+    id = models.UUIDField(primary_key=True, default=uuid.uuid4, editable=False)
+    conversation = models.ForeignKey(
+        Conversation, models.CASCADE, related_name="messages", verbose_name=_("conversation")
+    )
+    parent = models.ForeignKey(
+        "self", models.CASCADE, null=True, blank=True, related_name="children", verbose_name=_("parent")
+    )
+    role = models.CharField(_("role"), max_length=16, choices=Role.choices)
+    text = models.TextField(_("text"), blank=True)
+    status = models.CharField(_("status"), max_length=16, choices=MessageStatus.choices, default=MessageStatus.DONE)
+    error = models.TextField(_("error"), blank=True)  # for a person; only when FAILED
+    client_id = models.UUIDField(_("client id"), null=True, blank=True)
+    token_ids = models.BinaryField(_("token ids"), null=True, blank=True)
+    token_fingerprint = models.CharField(_("token fingerprint"), max_length=64, blank=True)
+    position = models.PositiveIntegerField(_("position"))
+    created_at = models.DateTimeField(_("created"), auto_now_add=True)
+    finished_at = models.DateTimeField(_("finished"), null=True, blank=True)
+
+    class Meta:
+        verbose_name = _("message")
+        verbose_name_plural = _("messages")
+        ordering: ClassVar = ["position", "created_at"]
+        constraints: ClassVar = [
+            models.UniqueConstraint(
+                fields=["conversation", "client_id"], condition=Q(client_id__isnull=False), name="message_client_id_unique"
+            ),
+            models.CheckConstraint(
+                condition=Q(role__in=Role.values), name="message_role_known"
+            ),
+            models.CheckConstraint(
+                condition=Q(status__in=MessageStatus.values), name="message_status_known"
+            ),
+            models.CheckConstraint(
+                condition=Q(role=Role.ASSISTANT) | Q(status=MessageStatus.DONE), name="message_user_is_done"
+            ),
+            models.CheckConstraint(
+                condition=(Q(parent__isnull=True) & Q(position=0)) | (Q(parent__isnull=False) & Q(position__gt=0)),
+                name="message_root_has_position_0",
+            ),
+            models.CheckConstraint(condition=~Q(parent=F("id")), name="message_not_its_own_parent"),
+            # one running reply per conversation: a second send waits for the first one's end or is refused
+            models.UniqueConstraint(
+                fields=["conversation"],
+                condition=Q(status__in=[s.value for s in OPEN_STATUSES]),
+                name="message_one_open_per_conversation",
+            ),
+        ]
+        indexes: ClassVar = [
+            # selectors.messages_of: one conversation, top to bottom
+            models.Index(fields=["conversation", "position"], name="message_transcript"),
+            # services.recover_interrupted: what a crash left open
+            models.Index(
+                fields=["status"], condition=Q(status__in=[s.value for s in OPEN_STATUSES]), name="message_open"
+            ),
+        ]
+
+    def __str__(self) -> str:
+        return f"{self.role} {self.position}: {self.text[:40]}"
+
+    @property
+    def is_open(self) -> bool:
+        """Whether the turn that writes this message has not ended yet."""
+        return self.status in OPEN_STATUSES
+
+
+class Generation(models.Model):
+    """One attempt to answer: which message it wrote, with which model and values, and what it cost.
+
+    num_prompt_tokens = num_reused_ram + num_reused_disk + num_computed, enforced by the schema.
+    A message has several when it was continued; regenerate makes a new message.
+    """
+
+    id = models.UUIDField(primary_key=True, default=uuid.uuid4, editable=False)
+    message = models.ForeignKey(Message, models.CASCADE, related_name="generations", verbose_name=_("message"))
+    model_name = models.CharField(_("model"), max_length=200)
+    model_fingerprint = models.CharField(_("model fingerprint"), max_length=64, blank=True)
+    kernel_tier = models.CharField(_("kernel tier"), max_length=32, blank=True)
+    sampling = models.JSONField(_("sampling"), default=dict)
+    seed = models.BigIntegerField(_("seed"), null=True, blank=True)
+    finish_reason = models.CharField(_("finish reason"), max_length=16, blank=True)
+    num_prompt_tokens = models.PositiveIntegerField(_("prompt tokens"), default=0)
+    num_reused_ram = models.PositiveIntegerField(_("reused from RAM"), default=0)
+    num_reused_disk = models.PositiveIntegerField(_("reused from disk"), default=0)
+    num_computed = models.PositiveIntegerField(_("computed"), default=0)
+    num_generated = models.PositiveIntegerField(_("generated"), default=0)
+    queue_s = models.FloatField(_("queued, s"), default=0)
+    ttft_s = models.FloatField(_("time to first token, s"), default=0)
+    prefill_s = models.FloatField(_("prefill, s"), default=0)
+    decode_s = models.FloatField(_("decode, s"), default=0)
+    created_at = models.DateTimeField(_("created"), auto_now_add=True, db_index=True)
+
+    class Meta:
+        verbose_name = _("generation")
+        verbose_name_plural = _("generations")
+        ordering: ClassVar = ["-created_at"]
+        constraints: ClassVar = [
+            models.CheckConstraint(
+                condition=Q(num_prompt_tokens=F("num_reused_ram") + F("num_reused_disk") + F("num_computed")),
+                name="generation_prompt_adds_up",
+            ),
+        ]
+
+    def __str__(self) -> str:
+        return f"{self.model_name}: {self.num_prompt_tokens} prompt, {self.num_generated} generated"
+
+    @property
+    def num_reused(self) -> int:
+        """Prompt tokens whose KV was taken from the cache, wherever it lay."""
+        return self.num_reused_ram + self.num_reused_disk
+
+    @property
+    def decode_tok_s(self) -> float:
+        """Tokens per second after the first one; 0 when there was only one."""
+        return (self.num_generated - 1) / self.decode_s if self.decode_s > 0 and self.num_generated > 1 else 0.0

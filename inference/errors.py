@@ -1,0 +1,68 @@
+"""The error family of the engine. Each error carries its numbers, so that whoever reports it need not parse a sentence."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+
+class InferenceError(Exception):
+    """Root of everything the engine raises on purpose."""
+
+
+class ModelFileError(InferenceError):
+    """A model file that is missing, truncated, malformed or hostile.
+
+    `field` names the part at fault: a tensor, a metadata key or a header field.
+    """
+
+    def __init__(self, path: Path | str, problem: str, *, field: str = "") -> None:
+        self.path = Path(path)
+        self.problem = problem
+        self.field = field
+        super().__init__(f"{self.path.name}: {problem}" + (f" (in {field!r})" if field else ""))
+
+
+class UnsupportedModelError(ModelFileError):
+    """A sound file of a kind that this engine cannot run; `known` lists what it can."""
+
+    def __init__(self, path: Path | str, problem: str, *, field: str = "", known: tuple[str, ...] = ()) -> None:
+        self.known = known
+        super().__init__(path, problem + (f"; known: {', '.join(known)}" if known else ""), field=field)
+
+
+class TemplateError(InferenceError):
+    """A chat template that does not compile, raises, or exceeds its budget; `line` is 1-based, 0 when unknown."""
+
+    def __init__(self, problem: str, *, line: int = 0) -> None:
+        self.line = line
+        super().__init__(f"chat template, line {line}: {problem}" if line else f"chat template: {problem}")
+
+
+class PromptTooLong(InferenceError):
+    """The prompt and the reply reserve do not fit the window or the pool."""
+
+    def __init__(self, *, num_prompt_tokens: int, num_reserved_tokens: int, max_tokens: int) -> None:
+        self.num_prompt_tokens = num_prompt_tokens
+        self.num_reserved_tokens = num_reserved_tokens
+        self.max_tokens = max_tokens
+        super().__init__(
+            f"prompt has {num_prompt_tokens} tokens and {num_reserved_tokens} are kept for the reply, "
+            f"the window holds {max_tokens}"
+        )
+
+
+class QueueFull(InferenceError):
+    """No place is left in the queue; the caller may try again later."""
+
+    def __init__(self, *, num_waiting: int, max_waiting: int) -> None:
+        self.num_waiting = num_waiting
+        self.max_waiting = max_waiting
+        super().__init__(f"{num_waiting} requests wait already, the queue holds {max_waiting}")
+
+
+class EngineStopped(InferenceError):
+    """The engine has been shut down, or its worker thread has died; `cause` is the error that ended it, if any."""
+
+    def __init__(self, problem: str = "the engine is stopped", *, cause: BaseException | None = None) -> None:
+        self.cause = cause
+        super().__init__(problem)

@@ -1,0 +1,241 @@
+"""The values that every room of the engine speaks: what is asked, what comes back, what one step computes.
+
+Frozen dataclasses and plain arrays; no behaviour beyond validation.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from enum import StrEnum
+
+import numpy as np
+from numpy.typing import NDArray
+
+F32 = NDArray[np.float32]
+I32 = NDArray[np.int32]
+I64 = NDArray[np.int64]
+
+
+class FinishReason(StrEnum):
+    """Why a reply ended."""
+
+    STOP = "stop"  # an end-of-turn token or a stop string
+    LENGTH = "length"  # max_tokens, or the end of the window
+    CANCELLED = "cancelled"
+    ERROR = "error"
+
+
+class Stage(StrEnum):
+    """Where a request is. The order is the order in which a request passes through them."""
+
+    QUEUED = "queued"
+    READING = "reading"  # prefill
+    WRITING = "writing"  # decode
+
+
+@dataclass(frozen=True, slots=True)
+class SamplingParams:
+    """How the next token is chosen. temperature 0 is greedy; top_k 0, top_p 1 and min_p 0 switch their filter off.
+
+    Raises ValueError with the name and the legal range of a value that is out of it.
+    """
+
+    temperature: float = 0.7
+    top_k: int = 40
+    top_p: float = 0.95
+    min_p: float = 0.0
+    repetition_penalty: float = 1.0  # over prompt and output; 1 is off (Keskar et al., arXiv:1909.05858)
+    presence_penalty: float = 0.0  # over output only
+    frequency_penalty: float = 0.0  # over output only
+    seed: int | None = None  # None: drawn by whoever makes the request, and recorded
+    stop: tuple[str, ...] = ()
+    max_tokens: int = 512
+
+    def __post_init__(self) -> None:
+        ranges = (
+            ("temperature", self.temperature, 0.0, 5.0),
+            ("top_k", self.top_k, 0, 1_000_000),
+            ("top_p", self.top_p, 0.0, 1.0),
+            ("min_p", self.min_p, 0.0, 1.0),
+            ("repetition_penalty", self.repetition_penalty, 0.01, 10.0),
+            ("presence_penalty", self.presence_penalty, -10.0, 10.0),
+            ("frequency_penalty", self.frequency_penalty, -10.0, 10.0),
+            ("max_tokens", self.max_tokens, 1, 10_000_000),
+        )
+        for name, value, low, high in ranges:
+            if not low <= value <= high:  # also refuses NaN
+                raise ValueError(f"{name} is {value}, legal are {low} to {high}")
+        if any(not text for text in self.stop):
+            raise ValueError("stop holds an empty string")
+
+
+@dataclass(frozen=True, slots=True)
+class Request:
+    """One prompt to be answered. Token ids only: templates and text are the tokenizer's business.
+
+    salt                  separates the cached KV of those who must not share it (opaque bytes, made on the server)
+    num_public_tokens     so many tokens at the head hold public text only; full blocks inside are shared across salts
+    tags                  opaque names (a conversation id) under which cached blocks can be purged
+    is_low_retention      a side request: what it alone computed is the first to be evicted
+    priority              lower runs first among the waiting
+    """
+
+    request_id: str
+    prompt_ids: I32  # (T,)
+    sampling: SamplingParams
+    salt: bytes = b""
+    num_public_tokens: int = 0
+    tags: tuple[str, ...] = ()
+    is_low_retention: bool = False
+    priority: int = 0
+    stop_token_ids: tuple[int, ...] = ()  # end-of-turn ids; generated once, kept in the ids, not in the text
+
+
+@dataclass(frozen=True, slots=True)
+class RequestStats:
+    """The numbers of one request, fixed at admission and at the end.
+
+    num_reused_ram + num_reused_disk + num_computed == num_prompt_tokens, always. What a preempted request had to compute
+    again is counted in num_recomputed and nowhere else. Times in seconds; ttft_s from submission to the first token.
+    """
+
+    num_prompt_tokens: int = 0
+    num_reused_ram: int = 0
+    num_reused_disk: int = 0
+    num_computed: int = 0
+    num_recomputed: int = 0
+    num_generated: int = 0
+    queue_s: float = 0.0
+    ttft_s: float = 0.0
+    prefill_s: float = 0.0
+    decode_s: float = 0.0
+
+    @property
+    def decode_tok_s(self) -> float:
+        """Tokens per second after the first one; 0 when there was only one."""
+        return (self.num_generated - 1) / self.decode_s if self.decode_s > 0 and self.num_generated > 1 else 0.0
+
+
+@dataclass(frozen=True, slots=True)
+class ProgressEvent:
+    """A request reached a stage, or went on inside it.
+
+    queued: position (0 is next). reading: num_done of num_total prompt tokens have KV (reused ones count as done).
+    """
+
+    request_id: str
+    stage: Stage
+    position: int = 0
+    num_done: int = 0
+    num_total: int = 0
+
+
+@dataclass(frozen=True, slots=True)
+class TokenEvent:
+    """New output. text may be empty (half a character, or text held back because it may begin a stop string)."""
+
+    request_id: str
+    token_ids: tuple[int, ...]
+    text: str
+
+
+@dataclass(frozen=True, slots=True)
+class FinishedEvent:
+    """The last event of a request, sent exactly once, whatever happened.
+
+    text is what had been held back and now belongs to the reply; error is a sentence for a person, "" unless ERROR.
+    """
+
+    request_id: str
+    finish_reason: FinishReason
+    stats: RequestStats
+    text: str = ""
+    error: str = ""
+
+
+Event = ProgressEvent | TokenEvent | FinishedEvent
+
+
+@dataclass(frozen=True, slots=True)
+class ChatMessage:
+    """One message on its way into a prompt. With token_ids (what the model itself once generated, without the end-of-turn
+    token) those ids are used as they are; otherwise content is encoded as plain text, control tokens impossible."""
+
+    role: str
+    content: str
+    token_ids: tuple[int, ...] | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Prompt:
+    """A rendered conversation: ids, and where each message lies in them.
+
+    spans[i] is the half-open token range that message i's content occupies. A system prompt that the template adds by
+    itself has no span. num_public_tokens is the length of the head that holds no message but a leading system one.
+    """
+
+    ids: I32  # (T,)
+    spans: tuple[tuple[int, int], ...]
+    num_public_tokens: int
+
+
+@dataclass(frozen=True, slots=True)
+class ForwardBatch:
+    """What one step computes: T tokens of B sequences, laid end to end.
+
+    Token t of sequence b lies at rows query_start[b] .. query_start[b + 1] - 1. Its K and V are written to slot_mapping[t]
+    (block_id * P + offset) before attention reads them. Sequence b attends to its first context_lens[b] positions
+    (the tokens of this step included), found through block_tables[b]; position p sees positions <= p.
+    """
+
+    token_ids: I32  # (T,)
+    positions: I32  # (T,)
+    slot_mapping: I64  # (T,)
+    query_start: I32  # (B + 1,)
+    block_tables: tuple[I32, ...]  # B arrays of block ids
+    context_lens: I32  # (B,)
+    logits_rows: I32  # (R,) rows of T whose logits are wanted
+
+
+@dataclass(frozen=True, slots=True)
+class ModelInfo:
+    """What a person is told about a loaded model."""
+
+    name: str
+    path: str
+    architecture: str
+    num_parameters: int
+    num_layers: int
+    vocab_size: int
+    max_position_embeddings: int
+    kernel_tier: str
+    fingerprint: str  # hex; weights, config and KV format: what cached KV depends on
+    tokenizer_fingerprint: str  # hex; vocabulary, merges, special tokens and chat template: what stored token ids depend on
+    kv_bytes_per_token: int
+
+
+@dataclass(frozen=True, slots=True)
+class EngineStats:
+    """A snapshot of the engine, cheap enough to take on every page view."""
+
+    num_running: int = 0
+    num_waiting: int = 0
+    max_waiting: int = 0
+    num_blocks: int = 0
+    num_blocks_used: int = 0  # referenced by a running request
+    num_blocks_cached: int = 0  # unreferenced, kept for reuse
+    num_blocks_free: int = 0  # unreferenced, empty
+    block_size: int = 0
+    pool_bytes: int = 0
+    num_requests: int = 0  # finished since start
+    num_requests_hit: int = 0  # of these, with at least one reused token
+    num_prompt_tokens: int = 0
+    num_reused_ram: int = 0
+    num_reused_disk: int = 0
+    num_computed: int = 0
+    num_generated: int = 0
+    num_evicted_blocks: int = 0
+    num_preemptions: int = 0
+    num_collisions: int = 0  # a key matched and the tokens did not: refused, counted
+    uptime_s: float = 0.0
+    error: str = field(default="")  # why the engine no longer answers, "" while it does
