@@ -1,0 +1,79 @@
+# Recollect. `make` alone lists what there is. Needs Python 3.11 or newer, make and a package index; nothing else.
+
+PYTHON ?= python3
+BIN := .venv/bin
+MANAGE := $(BIN)/python manage.py
+PYTEST := $(BIN)/python -m pytest
+# `make check TESTS=slow` runs the slow tests only, for when `make test` has just passed.
+TESTS ?= all
+
+.DEFAULT_GOAL := help
+.PHONY: help setup serve test test-slow check lint types floors docs format bench bench-peers pictures clean
+
+help: ## List the targets
+	@grep -hE '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | awk -F ':.*## ' '{printf "  make %-12s %s\n", $$1, $$2}'
+
+.venv/base: requirements.txt
+	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11) and "Recollect needs Python 3.11 or newer; this is " + sys.version.split()[0] + ". Name another one: make PYTHON=python3.12 setup")'
+	@echo "Installing what requirements.txt lists into .venv (once) ..."
+	$(PYTHON) -m venv .venv
+	$(BIN)/python -m pip install --quiet --disable-pip-version-check -r requirements.txt
+	@touch $@
+
+.venv/dev: requirements-dev.txt .venv/base
+	@echo "Installing what the tests need into .venv (once) ..."
+	$(BIN)/python -m pip install --quiet --disable-pip-version-check -r requirements-dev.txt
+	@touch $@
+
+setup: .venv/base ## Environment, dependencies, default model, database (serve and test call it)
+	@$(MANAGE) fetch_model
+	@$(MANAGE) migrate --no-input --verbosity 0
+
+serve: setup ## Run Recollect on 127.0.0.1:8000
+	@exec $(MANAGE) serve
+
+test: .venv/dev setup ## All quick tests: SQLite, then the database tests on PostgreSQL
+	$(PYTEST) -m "not slow"
+	$(BIN)/python -m tests.postgres $(PYTEST) tests/chatapp tests/faults -m "not slow and not model"
+
+test-slow: .venv/dev setup ## The tests that take longer
+	$(PYTEST) -m slow
+	$(BIN)/python -m tests.postgres $(PYTEST) tests/chatapp tests/faults -m "slow and not model"
+
+ifeq ($(TESTS),slow)
+check: lint types floors docs test-slow ## Lint, types, floors, docs, tests: what CI runs
+else
+check: lint types floors docs test test-slow
+endif
+
+lint: .venv/dev
+	$(BIN)/ruff check .
+	$(BIN)/ruff format --check .
+
+types: .venv/dev
+	$(BIN)/mypy
+
+floors: .venv/dev
+	$(BIN)/lint-imports
+
+docs: .venv/dev
+	$(PYTEST) tests/test_docs.py
+	$(MANAGE) makemigrations --check --dry-run
+
+format: .venv/dev ## Format the code
+	$(BIN)/ruff check --fix .
+	$(BIN)/ruff format .
+
+bench: setup ## Measure: the engine, then what the app adds to it
+	$(BIN)/python -m inference.bench --suite core
+	$(MANAGE) bench_overhead
+
+bench-peers: setup ## The same figures for llama.cpp, then ours, in one run, with ratios
+	$(BIN)/python -m inference.bench --suite core --peer llamacpp
+
+pictures: .venv/dev setup ## Make the README's pictures anew from the running product
+	$(BIN)/python docs/make_pictures.py
+
+clean: ## Remove the environment and caches; the data in var/ stays
+	rm -rf .venv .pytest_cache .mypy_cache .ruff_cache .hypothesis .import_linter_cache staticfiles
+	find . -name __pycache__ -type d -prune -exec rm -rf {} +
