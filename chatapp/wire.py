@@ -12,15 +12,17 @@ on a gap it sends `watch` again.
 from __future__ import annotations
 
 import json
+import re
+import types
 import uuid
-from dataclasses import asdict, dataclass, field
-from typing import Any, ClassVar
+from collections.abc import Callable, Mapping
+from dataclasses import MISSING, asdict, dataclass, field, fields
+from typing import Any, ClassVar, Union, get_args, get_origin, get_type_hints
 
 from chatapp.errors import Invalid
 
-MAX_FRAME_BYTES = 262_144  # also given to Daphne
 MAX_MESSAGE_CHARS = 100_000
-MAX_JSON_DEPTH = 8
+MAX_FRAME_BYTES = 6 * MAX_MESSAGE_CHARS + 4096  # JSON may write a character as \uXXXX; Daphne gets this limit as well
 
 
 # --- from a client ----------------------------------------------------------------------------------------------------
@@ -109,8 +111,7 @@ class Ping:
 
 ClientFrame = Watch | Unwatch | TurnSend | TurnEdit | TurnRegenerate | TurnContinue | TurnStop | Ack | Ping
 CLIENT_FRAMES: dict[str, type[ClientFrame]] = {
-    cls.TYPE: cls
-    for cls in (Watch, Unwatch, TurnSend, TurnEdit, TurnRegenerate, TurnContinue, TurnStop, Ack, Ping)
+    cls.TYPE: cls for cls in (Watch, Unwatch, TurnSend, TurnEdit, TurnRegenerate, TurnContinue, TurnStop, Ack, Ping)
 }
 
 
@@ -248,15 +249,7 @@ class ServerDraining:
 
 
 ServerFrame = (
-    TurnAccepted
-    | TurnStage
-    | TurnSnapshot
-    | TurnDelta
-    | TurnEnd
-    | ConversationChanged
-    | Error
-    | Pong
-    | ServerDraining
+    TurnAccepted | TurnStage | TurnSnapshot | TurnDelta | TurnEnd | ConversationChanged | Error | Pong | ServerDraining
 )
 
 
@@ -265,9 +258,118 @@ def encode(frame: ServerFrame) -> str:
     return json.dumps({"type": frame.TYPE, **asdict(frame)}, default=str, ensure_ascii=False, separators=(",", ":"))
 
 
-def parse(text: str) -> ClientFrame:
-    """A frame from a client. Raises Invalid, with a sentence for a person, for anything that is not one.
+# --- parsing ----------------------------------------------------------------------------------------------------------
 
-    To be written with the consumer: exact fields, exact types, bounded sizes and depth, no NUL, no lone surrogate.
+
+def parse(text: str) -> ClientFrame:
+    """A frame from a client: flat, exactly the fields of its type, each of exactly its type.
+
+    Raises Invalid, with a sentence for a person, for anything else; its detail holds `client_id` and `conversation` where
+    the frame had sound ones, so that the tab knows which of its sends was refused.
     """
-    raise Invalid("not implemented")
+    payload = _decode(text)
+    named = {key: payload[key] for key in ("client_id", "conversation") if _is_uuid(payload.get(key))}
+    try:
+        return _build(payload)
+    except Invalid as error:
+        error.detail.update(named)
+        raise
+
+
+def _decode(text: str) -> dict[str, Any]:
+    if len(text) > MAX_FRAME_BYTES:
+        raise Invalid(f"The frame has {len(text)} characters, at most {MAX_FRAME_BYTES} are allowed.")
+    try:
+        payload = json.loads(text, object_pairs_hook=_unique, parse_constant=_refuse_constant)
+    except (ValueError, RecursionError) as error:  # RecursionError: a hundred thousand opening brackets
+        raise Invalid("The frame is not JSON.") from error
+    if not isinstance(payload, dict):
+        raise Invalid("The frame is not a JSON object.")
+    return payload
+
+
+def _unique(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
+    payload = dict(pairs)
+    if len(payload) != len(pairs):
+        raise ValueError("duplicate key")
+    return payload
+
+
+def _refuse_constant(name: str) -> Any:
+    raise ValueError(f"{name} is not JSON")
+
+
+def _build(payload: Mapping[str, Any]) -> ClientFrame:
+    kind = payload.get("type")
+    cls = CLIENT_FRAMES.get(kind) if isinstance(kind, str) else None
+    if cls is None:
+        raise Invalid("The frame has an unknown type.")
+    readers = _READERS[cls]
+    unknown = payload.keys() - readers.keys() - {"type"}
+    if unknown:
+        raise Invalid(f"{cls.TYPE} has {len(unknown)} unknown field(s).")
+    missing = [item.name for item in fields(cls) if item.default is MISSING and item.name not in payload]
+    if missing:
+        raise Invalid(f"{cls.TYPE} lacks {', '.join(missing)}.")
+    return cls(**{name: readers[name](name, payload[name]) for name in readers if name in payload})
+
+
+_UUID = re.compile(r"[0-9a-f]{8}-[0-9a-f]{4}-[0-9a-f]{4}-[0-9a-f]{4}-[0-9a-f]{12}")
+_SURROGATE = re.compile("[\ud800-\udfff]")
+_MAX_SEQ = 2**53 - 1  # what a JavaScript number holds exactly
+
+
+def _is_uuid(value: Any) -> bool:
+    return isinstance(value, str) and _UUID.fullmatch(value) is not None
+
+
+def _read_uuid(name: str, value: Any) -> uuid.UUID:
+    if not _is_uuid(value):
+        raise Invalid(f"{name} is not a UUID in lower case with hyphens.")
+    return uuid.UUID(value)
+
+
+def _read_text(name: str, value: Any) -> str:
+    if not isinstance(value, str):
+        raise Invalid(f"{name} is not text.")
+    if not value.strip():
+        raise Invalid("The message is empty.")
+    if len(value) > MAX_MESSAGE_CHARS:
+        raise Invalid(
+            f"The message has {len(value):,} characters, at most {MAX_MESSAGE_CHARS:,} are allowed.",
+            num_chars=len(value),
+            max_chars=MAX_MESSAGE_CHARS,
+        )
+    if "\0" in value or _SURROGATE.search(value):
+        raise Invalid("The message holds a character that cannot be stored (NUL or half a surrogate pair).")
+    return value
+
+
+def _read_bool(name: str, value: Any) -> bool:
+    if not isinstance(value, bool):
+        raise Invalid(f"{name} is not true or false.")
+    return value
+
+
+def _read_int(name: str, value: Any) -> int:
+    if type(value) is not int or not 0 <= value <= _MAX_SEQ:  # a bool is an int in Python, not in JSON
+        raise Invalid(f"{name} is not a whole number from 0 to {_MAX_SEQ}.")
+    return value
+
+
+Reader = Callable[[str, Any], Any]
+_READER_OF_TYPE: dict[Any, Reader] = {uuid.UUID: _read_uuid, str: _read_text, bool: _read_bool, int: _read_int}
+
+
+def _reader(annotation: Any) -> Reader:
+    if get_origin(annotation) not in (Union, types.UnionType):
+        return _READER_OF_TYPE[annotation]
+    (inner,) = (arg for arg in get_args(annotation) if arg is not type(None))
+    read = _READER_OF_TYPE[inner]
+    return lambda name, value: None if value is None else read(name, value)
+
+
+_READERS: dict[type[ClientFrame], dict[str, Reader]] = {}
+for _cls in CLIENT_FRAMES.values():
+    _hints = get_type_hints(_cls)
+    _READERS[_cls] = {item.name: _reader(_hints[item.name]) for item in fields(_cls)}
