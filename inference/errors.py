@@ -66,3 +66,12 @@ class EngineStopped(InferenceError):
     def __init__(self, problem: str = "the engine is stopped", *, cause: BaseException | None = None) -> None:
         self.cause = cause
         super().__init__(problem)
+
+
+class SamplingError(InferenceError):
+    """No token can be chosen: the logits hold NaN or infinity, or nothing else. An error of one request, not of the engine."""
+
+    def __init__(self, *, num_nan: int, vocab_size: int) -> None:
+        self.num_nan = num_nan
+        self.vocab_size = vocab_size
+        super().__init__(f"the model gave no usable logits ({num_nan} of {vocab_size} are not a number)")

@@ -88,7 +88,7 @@ class Request:
     tags: tuple[str, ...] = ()
     is_low_retention: bool = False
     priority: int = 0
-    stop_token_ids: tuple[int, ...] = ()  # end-of-turn ids; generated once, kept in the ids, not in the text
+    stop_token_ids: tuple[int, ...] = ()  # end-of-turn ids; generated and counted, part of neither the ids nor the text
 
 
 @dataclass(frozen=True, slots=True)
@@ -96,7 +96,8 @@ class RequestStats:
     """The numbers of one request, fixed at admission and at the end.
 
     num_reused_ram + num_reused_disk + num_computed == num_prompt_tokens, always. What a preempted request had to compute
-    again is counted in num_recomputed and nowhere else. Times in seconds; ttft_s from submission to the first token.
+    again is counted in num_recomputed and nowhere else. All counts are 0 for a request that was never admitted.
+    num_generated counts the stop token. Times in seconds; ttft_s from submission to the first token.
     """
 
     num_prompt_tokens: int = 0
@@ -132,7 +133,11 @@ class ProgressEvent:
 
 @dataclass(frozen=True, slots=True)
 class TokenEvent:
-    """New output. text may be empty (half a character, or text held back because it may begin a stop string)."""
+    """New output. text may be empty (half a character, or text held back because it may begin a stop string).
+
+    token_ids run ahead of the text by what is held back, and never hold the stop token. A stop string may still take some
+    of them back: the ids to store are those of FinishedEvent.
+    """
 
     request_id: str
     token_ids: tuple[int, ...]
@@ -144,6 +149,9 @@ class FinishedEvent:
     """The last event of a request, sent exactly once, whatever happened.
 
     text is what had been held back and now belongs to the reply; error is a sentence for a person, "" unless ERROR.
+    token_ids are the ids of the whole reply: they decode to exactly its text (that of all TokenEvents and of this event),
+    so they can be stored and replayed. None when no ids do: the stop string, or a half character that was dropped, began
+    inside a token; the text has to be encoded again.
     """
 
     request_id: str
@@ -151,6 +159,7 @@ class FinishedEvent:
     stats: RequestStats
     text: str = ""
     error: str = ""
+    token_ids: tuple[int, ...] | None = ()
 
 
 Event = ProgressEvent | TokenEvent | FinishedEvent
@@ -210,7 +219,9 @@ class ModelInfo:
     max_position_embeddings: int
     kernel_tier: str
     fingerprint: str  # hex; weights, config and KV format: what cached KV depends on
-    tokenizer_fingerprint: str  # hex; vocabulary, merges, special tokens and chat template: what stored token ids depend on
+    tokenizer_fingerprint: (
+        str  # hex; vocabulary, merges, special tokens and chat template: what stored token ids depend on
+    )
     kv_bytes_per_token: int
 
 
