@@ -69,7 +69,7 @@ class EngineStopped(InferenceError):
 
 
 class SamplingError(InferenceError):
-    """No token can be chosen: the logits hold NaN or infinity, or nothing else. An error of one request, not of the engine."""
+    """No token can be chosen: the logits hold NaN or infinity. An error of one request, not of the engine."""
 
     def __init__(self, *, num_nan: int, vocab_size: int) -> None:
         self.num_nan = num_nan

@@ -95,8 +95,8 @@ class Request:
 class RequestStats:
     """The numbers of one request, fixed at admission and at the end.
 
-    num_reused_ram + num_reused_disk + num_computed == num_prompt_tokens, always. What a preempted request had to compute
-    again is counted in num_recomputed and nowhere else. All counts are 0 for a request that was never admitted.
+    num_reused_ram + num_reused_disk + num_computed == num_prompt_tokens, always. What a preempted request had to
+    compute again is counted in num_recomputed and nowhere else. All counts are 0 for a request that was never admitted.
     num_generated counts the stop token. Times in seconds; ttft_s from submission to the first token.
     """
 
@@ -135,8 +135,8 @@ class ProgressEvent:
 class TokenEvent:
     """New output. text may be empty (half a character, or text held back because it may begin a stop string).
 
-    token_ids run ahead of the text by what is held back, and never hold the stop token. A stop string may still take some
-    of them back: the ids to store are those of FinishedEvent.
+    token_ids run ahead of the text by what is held back, and never hold the stop token. A stop string may still take
+    some of them back: the ids to store are those of FinishedEvent.
     """
 
     request_id: str
@@ -149,9 +149,9 @@ class FinishedEvent:
     """The last event of a request, sent exactly once, whatever happened.
 
     text is what had been held back and now belongs to the reply; error is a sentence for a person, "" unless ERROR.
-    token_ids are the ids of the whole reply: they decode to exactly its text (that of all TokenEvents and of this event),
-    so they can be stored and replayed. None when no ids do: the stop string, or a half character that was dropped, began
-    inside a token; the text has to be encoded again.
+    token_ids are the ids of the whole reply: they decode to exactly its text (that of all TokenEvents and of this
+    event), so they can be stored and replayed. None when no ids do: the stop string, or a half character that was
+    dropped, began inside a token; the text has to be encoded again.
     """
 
     request_id: str
