@@ -5,6 +5,8 @@ Storage only. Which block belongs to whom, and what is cached, is the business o
 
 from __future__ import annotations
 
+import numpy as np
+
 from inference.types import F32, I64
 
 
@@ -15,29 +17,35 @@ class KVStorage:
     view. Slot of a token = block_id * block_size + offset.
     """
 
-    def __init__(self, num_layers: int, num_kv_heads: int, head_dim: int, num_blocks: int, block_size: int) -> None:
-        raise NotImplementedError
+    format_id = "f32-lksd-1"  # layout and precision, part of every cache key
 
-    num_blocks: int
-    block_size: int
-    k: F32  # (L, K, N * P, D)
-    v: F32  # (L, K, N * P, D)
-    format_id: str  # names layout and precision; part of every cache key
+    def __init__(self, num_layers: int, num_kv_heads: int, head_dim: int, num_blocks: int, block_size: int) -> None:
+        shape = (num_layers, num_kv_heads, num_blocks * block_size, head_dim)
+        self.num_blocks = num_blocks
+        self.block_size = block_size
+        self.k: F32 = np.zeros(shape, np.float32)  # (L, K, N * P, D)
+        self.v: F32 = np.zeros(shape, np.float32)  # (L, K, N * P, D)
 
     @property
     def nbytes(self) -> int:
-        """Bytes of both arrays."""
-        raise NotImplementedError
+        """Bytes of both arrays. The system hands out their pages at the first write."""
+        return self.k.nbytes + self.v.nbytes
 
     @property
     def bytes_per_token(self) -> int:
         """Bytes that one token takes in all layers, K and V together."""
-        raise NotImplementedError
+        num_layers, num_kv_heads, _, head_dim = self.k.shape
+        return 2 * num_layers * num_kv_heads * head_dim * self.k.itemsize
 
     def write(self, layer: int, slot_mapping: I64, k: F32, v: F32) -> None:
-        """Stores k, v (T, K, D) of one layer at the given slots (T,)."""
-        raise NotImplementedError
+        """Stores k, v (T, K, D) of one layer at the given slots (T,), each at most once."""
+        self.k[layer][:, slot_mapping] = k.transpose(1, 0, 2)
+        self.v[layer][:, slot_mapping] = v.transpose(1, 0, 2)
 
     def copy_rows(self, src_block: int, dst_block: int, num_rows: int) -> None:
         """Copies the first num_rows token rows of a block to another, in all layers."""
-        raise NotImplementedError
+        if not 0 <= num_rows <= self.block_size:
+            raise ValueError(f"cannot copy {num_rows} rows of a block of {self.block_size}")
+        src, dst = src_block * self.block_size, dst_block * self.block_size
+        for pool in (self.k, self.v):
+            pool[:, :, dst : dst + num_rows] = pool[:, :, src : src + num_rows]
