@@ -48,6 +48,13 @@ class Busy(ChatError):
     status = 429
 
 
+class Throttled(ChatError):
+    """Too many wrong passwords, for this account or from this address; `retry_after_s` in the detail says how long to wait."""
+
+    code = "throttled"
+    status = 429
+
+
 class WindowFull(ChatError):
     """The conversation does not fit the model's window. Nothing has been stored as sent."""
 

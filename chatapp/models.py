@@ -6,7 +6,9 @@ Nothing is overwritten or deleted by an edit or a regenerate: both make siblings
 
 from __future__ import annotations
 
+import struct
 import uuid
+from collections.abc import Iterable
 from typing import ClassVar
 
 from django.contrib.auth.models import AbstractUser
@@ -16,10 +18,16 @@ from django.utils.translation import gettext_lazy as _
 
 
 class User(AbstractUser):
-    """A person with an account. Custom from the first migration, so that it can grow."""
+    """A person with an account. is_owner: the first one, made on the first visit; the schema lets there be only one."""
 
-    language = models.CharField(_("language"), max_length=16, blank=True)
+    is_owner = models.BooleanField(_("owner"), default=False, editable=False)
+    language = models.CharField(_("language"), max_length=16, blank=True)  # "": what the browser asks for
     preferences = models.JSONField(_("preferences"), default=dict, blank=True)
+
+    class Meta(AbstractUser.Meta):
+        constraints: ClassVar = [
+            models.UniqueConstraint(fields=["is_owner"], condition=Q(is_owner=True), name="user_one_owner"),
+        ]
 
 
 class ContextPolicy(models.TextChoices):
@@ -32,7 +40,9 @@ class Preset(models.Model):
     """A system prompt with sampling values. Public ones (no owner, made in the admin) are offered to everybody."""
 
     id = models.UUIDField(primary_key=True, default=uuid.uuid4, editable=False)
-    owner = models.ForeignKey(User, models.CASCADE, null=True, blank=True, related_name="presets", verbose_name=_("owner"))
+    owner = models.ForeignKey(
+        User, models.CASCADE, null=True, blank=True, related_name="presets", verbose_name=_("owner")
+    )
     name = models.CharField(_("name"), max_length=80)
     system_prompt = models.TextField(_("system prompt"), blank=True)
     sampling = models.JSONField(_("sampling"), default=dict, blank=True)
@@ -47,10 +57,10 @@ class Preset(models.Model):
         verbose_name_plural = _("presets")
         ordering: ClassVar = ["name"]
         constraints: ClassVar = [
-            models.UniqueConstraint(fields=["owner", "name"], name="preset_owner_name_unique", nulls_distinct=False),
-            models.UniqueConstraint(
-                fields=["is_default"], condition=Q(is_default=True), name="preset_one_default"
-            ),
+            models.UniqueConstraint(fields=["owner", "name"], name="preset_owner_name_unique"),
+            # SQLite has no NULLS NOT DISTINCT: two constraints say it
+            models.UniqueConstraint(fields=["name"], condition=Q(owner__isnull=True), name="preset_public_name_unique"),
+            models.UniqueConstraint(fields=["is_default"], condition=Q(is_default=True), name="preset_one_default"),
             models.CheckConstraint(
                 condition=Q(is_default=False) | Q(owner__isnull=True), name="preset_default_is_public"
             ),
@@ -128,6 +138,17 @@ class MessageStatus(models.TextChoices):
 OPEN_STATUSES = (MessageStatus.QUEUED, MessageStatus.READING, MessageStatus.WRITING)
 
 
+def pack_ids(ids: Iterable[int]) -> bytes:
+    """Token ids as Message.token_ids stores them: little-endian u32, end to end."""
+    ids = tuple(ids)
+    return struct.pack(f"<{len(ids)}I", *ids)
+
+
+def unpack_ids(raw: bytes | memoryview) -> tuple[int, ...]:
+    """The ids that pack_ids packed."""
+    return struct.unpack(f"<{len(raw) // 4}I", raw)
+
+
 class Message(models.Model):
     """One node of the tree. Siblings are versions of one another; `position` is the depth (0 for the first).
 
@@ -159,14 +180,12 @@ class Message(models.Model):
         ordering: ClassVar = ["position", "created_at"]
         constraints: ClassVar = [
             models.UniqueConstraint(
-                fields=["conversation", "client_id"], condition=Q(client_id__isnull=False), name="message_client_id_unique"
+                fields=["conversation", "client_id"],
+                condition=Q(client_id__isnull=False),
+                name="message_client_id_unique",
             ),
-            models.CheckConstraint(
-                condition=Q(role__in=Role.values), name="message_role_known"
-            ),
-            models.CheckConstraint(
-                condition=Q(status__in=MessageStatus.values), name="message_status_known"
-            ),
+            models.CheckConstraint(condition=Q(role__in=Role.values), name="message_role_known"),
+            models.CheckConstraint(condition=Q(status__in=MessageStatus.values), name="message_status_known"),
             models.CheckConstraint(
                 condition=Q(role=Role.ASSISTANT) | Q(status=MessageStatus.DONE), name="message_user_is_done"
             ),
@@ -183,7 +202,7 @@ class Message(models.Model):
             ),
         ]
         indexes: ClassVar = [
-            # selectors.messages_of: one conversation, top to bottom
+            # the admin's inline: one conversation, top to bottom
             models.Index(fields=["conversation", "position"], name="message_transcript"),
             # services.recover_interrupted: what a crash left open
             models.Index(
@@ -193,6 +212,11 @@ class Message(models.Model):
 
     def __str__(self) -> str:
         return f"{self.role} {self.position}: {self.text[:40]}"
+
+    @property
+    def ids(self) -> tuple[int, ...] | None:
+        """The stored token ids; None where none were stored. Valid only under token_fingerprint."""
+        return None if self.token_ids is None else unpack_ids(self.token_ids)
 
     @property
     def is_open(self) -> bool:

@@ -1,0 +1,1 @@
+"""The admin: all models, and a page about the engine."""

@@ -1,0 +1,66 @@
+"""The environment, typed. The only reader of os.environ; a bad value stops start-up and names the legal ones.
+
+An empty variable counts as unset: that is what `NAME=` in a compose file or an .env file means.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Sequence
+from pathlib import Path
+
+from django.core.exceptions import ImproperlyConfigured
+
+_BOOLEANS = {"1": True, "true": True, "yes": True, "on": True, "0": False, "false": False, "no": False, "off": False}
+
+
+def text(name: str, default: str = "") -> str:
+    """The value without surrounding blanks."""
+    return os.environ.get(name, "").strip() or default
+
+
+def words(name: str, default: Sequence[str] = ()) -> list[str]:
+    """A comma-separated list, blanks around the commas ignored."""
+    found = [word.strip() for word in text(name).split(",")]
+    return [word for word in found if word] or list(default)
+
+
+def path(name: str, default: Path) -> Path:
+    """An absolute path; `~` is the home directory, a relative one starts at the working directory."""
+    return Path(text(name) or default).expanduser().absolute()
+
+
+def boolean(name: str, default: bool) -> bool:
+    """Raises ImproperlyConfigured for anything but the eight legal words, in any case."""
+    value = text(name)
+    if not value:
+        return default
+    if value.lower() not in _BOOLEANS:
+        raise _illegal(name, value, "on, off, true, false, yes, no, 1 and 0")
+    return _BOOLEANS[value.lower()]
+
+
+def integer(name: str, default: int, *, low: int, high: int) -> int:
+    """Raises ImproperlyConfigured when the value is no whole number from low to high."""
+    value = text(name)
+    if not value:
+        return default
+    # int() would also take "1_000", "١٢" and a sign with blanks
+    if not (value.isascii() and value.removeprefix("-").isdigit()) or not low <= int(value) <= high:
+        raise _illegal(name, value, f"whole numbers from {low} to {high}")
+    return int(value)
+
+
+def choice(name: str, default: str, legal: Sequence[str]) -> str:
+    """Raises ImproperlyConfigured when the value is not one of `legal` (compared without case)."""
+    value = text(name)
+    if not value:
+        return default
+    for candidate in legal:
+        if candidate.lower() == value.lower():
+            return candidate
+    raise _illegal(name, value, ", ".join(legal))
+
+
+def _illegal(name: str, value: str, legal: str) -> ImproperlyConfigured:
+    return ImproperlyConfigured(f"{name} is {value!r}; legal are {legal}")

@@ -1,0 +1,29 @@
+"""One line a record: whatever a client sent, it cannot begin a line of its own or speak to the terminal."""
+
+from __future__ import annotations
+
+import logging
+import re
+import time
+
+# C0, DEL, C1, the line and paragraph separators, and what reverses the direction of writing
+_CONTROL = re.compile("[\x00-\x1f\x7f-\x9f\u2028\u2029\u202a-\u202e\u2066-\u2069]")
+
+
+class LineFormatter(logging.Formatter):
+    """`2026-01-31T12:00:00.123Z INFO chatapp.turn.run: ...`, a traceback behind it on the same line."""
+
+    converter = time.gmtime
+    default_time_format = "%Y-%m-%dT%H:%M:%S"
+    default_msec_format = "%s.%03dZ"
+
+    def __init__(self) -> None:
+        super().__init__("%(asctime)s %(levelname)s %(name)s: %(message)s")
+
+    def format(self, record: logging.LogRecord) -> str:
+        return escaped(super().format(record))
+
+
+def escaped(text: str) -> str:
+    """`text` with every control character written as Python writes it: \\n, \\x1b, \\u2028."""
+    return _CONTROL.sub(lambda found: found.group().encode("unicode_escape").decode("ascii"), text)
