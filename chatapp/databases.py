@@ -13,7 +13,7 @@ from django.core.exceptions import ImproperlyConfigured
 from psycopg import ProgrammingError
 from psycopg.conninfo import conninfo_to_dict
 
-# Connections in all: max_size times the number of processes. Keep it below the server's max_connections (100 by default).
+# Connections in all: max_size times the number of processes. The server's max_connections (often 100) must be more.
 POOL = {"min_size": 2, "max_size": 10, "timeout": 10, "max_lifetime": 1800, "max_idle": 300}
 
 _SQLITE_PRAGMAS = (
@@ -35,7 +35,7 @@ def from_url(url: str, *, default: Path) -> dict[str, Any]:
 
 
 def sqlite(path: Path) -> dict[str, Any]:
-    """The embedded database. A transaction takes the write lock when it begins: one that upgrades later fails at once."""
+    """The embedded database. A transaction takes the write lock as it begins: one that upgrades later fails at once."""
     return {
         "ENGINE": "django.db.backends.sqlite3",
         "NAME": path,
@@ -44,7 +44,7 @@ def sqlite(path: Path) -> dict[str, Any]:
 
 
 def postgres(url: str) -> dict[str, Any]:
-    """A server, through a pool: with ASGI a persistent connection per thread would leak. libpq itself reads the address."""
+    """A server, through a pool: under ASGI a persistent connection per thread leaks. libpq itself reads the address."""
     if not url.startswith(("postgresql://", "postgres://")):
         raise ImproperlyConfigured(
             "DATABASE_URL has another scheme; legal is postgresql://user:password@host:port/name"

@@ -1,5 +1,5 @@
-"""Secrets that an installation makes for itself, as files that only their owner can read: the key of Django's signatures,
-and the one-time token of the set-up link. Knows the folder, nothing else.
+"""Secrets that an installation makes for itself, as files that only their owner can read: the key of Django's
+signatures, and the one-time token of the set-up link. Knows the folder, nothing else.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ def secret_key(folder: Path) -> str:
 
 
 def setup_token_create(folder: Path) -> str:
-    """A new one-time token; the one before it becomes void. Only its digest is kept, so a copy of the folder opens nothing."""
+    """A new one-time token; voids the one before. Only its digest is kept: a copy of the folder opens nothing."""
     token = secrets.token_urlsafe(32)
     os.replace(_write_private(folder, _digest(token)), folder / "setup_token")
     return token

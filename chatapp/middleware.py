@@ -1,4 +1,4 @@
-"""What every answer carries: the content policy and the other headers against foreign pages; and the person's language."""
+"""What every answer carries: the content policy, headers against foreign pages; and the person's language."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from django.utils import translation
 class ContentPolicyMiddleware(CSPMiddleware):  # type: ignore[misc]  # csp is untyped
     """The strict policy everywhere, the admin's own on the pages of the admin and nowhere else.
 
-    An admin page is one that the URL table resolved to the admin: an address that merely looks like it gets the strict one.
+    An admin page is one that the URL table resolved to the admin; an address that merely looks like it is not.
     """
 
     def get_policy_parts(

@@ -80,7 +80,7 @@ class TitleSource(models.TextChoices):
 class Conversation(models.Model):
     """A tree of messages and the settings frozen at its creation. active_leaf says which branch is on screen.
 
-    The preset's values are copied, so a later change of the preset leaves old conversations (and their cached KV) alone.
+    The preset's values are copied, so a later change of the preset leaves old conversations and their cached KV alone.
     """
 
     id = models.UUIDField(primary_key=True, default=uuid.uuid4, editable=False)
@@ -152,8 +152,8 @@ def unpack_ids(raw: bytes | memoryview) -> tuple[int, ...]:
 class Message(models.Model):
     """One node of the tree. Siblings are versions of one another; `position` is the depth (0 for the first).
 
-    token_ids: little-endian u32, what the model generated for this text (without the end-of-turn token), valid only under
-    token_fingerprint. client_id: made by whoever sends, so that the same send twice is stored once.
+    token_ids: little-endian u32, what the model generated for this text (without the end-of-turn token), valid only
+    under token_fingerprint. client_id: made by whoever sends, so that the same send twice is stored once.
     """
 
     id = models.UUIDField(primary_key=True, default=uuid.uuid4, editable=False)

@@ -20,7 +20,7 @@ from chatapp.default_model import DEFAULT_MODEL
 
 BASE_DIR = Path(__file__).resolve().parent.parent
 
-# --- the data folder: everything that must survive an upgrade lies in it -----------------------------------------------
+# --- the data folder: everything that must survive an upgrade lies in it ----------------------------------------------
 
 RECOLLECT_DATA = env.path("RECOLLECT_DATA", BASE_DIR / "var")
 try:
@@ -31,7 +31,7 @@ except OSError as error:
     ) from error
 RECOLLECT_KEYS = RECOLLECT_DATA / "keys"
 
-# --- model and engine (legal ranges as in inference.config.EngineConfig) -----------------------------------------------
+# --- model and engine (legal ranges as in inference.config.EngineConfig) ----------------------------------------------
 
 RECOLLECT_MODEL = env.path("RECOLLECT_MODEL", RECOLLECT_DATA / "models" / DEFAULT_MODEL.filename)
 RECOLLECT_BLOCK_SIZE = env.integer("RECOLLECT_BLOCK_SIZE", 16, low=1, high=1024)
@@ -45,7 +45,7 @@ RECOLLECT_MAX_MODEL_LEN = env.integer(
 RECOLLECT_THREADS = env.integer("RECOLLECT_THREADS", 0, low=0, high=1024)  # 0: one per core
 RECOLLECT_PREFIX_CACHE = env.boolean("RECOLLECT_PREFIX_CACHE", True)
 
-# --- where it listens, and who may come --------------------------------------------------------------------------------
+# --- where it listens, and who may come -------------------------------------------------------------------------------
 
 _LOOPBACK_NAMES = ("localhost", "127.0.0.1", "[::1]")
 
@@ -75,7 +75,7 @@ if RECOLLECT_HOST not in ("0.0.0.0", "::", *ALLOWED_HOSTS):  # noqa: S104 -- com
 # Others than the person at this machine can reach the server, perhaps through a proxy: the set-up link needs its token.
 RECOLLECT_IS_EXPOSED = not (_is_loopback(RECOLLECT_HOST) and all(_is_loopback(host) for host in ALLOWED_HOSTS))
 
-# --- Django ------------------------------------------------------------------------------------------------------------
+# --- Django -----------------------------------------------------------------------------------------------------------
 
 DEBUG = env.boolean("RECOLLECT_DEBUG", False)
 SECRET_KEY = env.text("RECOLLECT_SECRET_KEY") or keys.secret_key(RECOLLECT_KEYS)
@@ -122,7 +122,7 @@ TEMPLATES: list[dict[str, Any]] = [
     },
 ]
 
-# --- storage -----------------------------------------------------------------------------------------------------------
+# --- storage ----------------------------------------------------------------------------------------------------------
 
 DATABASES = {
     "default": databases.from_url(env.text("DATABASE_URL"), default=RECOLLECT_DATA / "recollect.sqlite3"),
@@ -159,7 +159,7 @@ STORAGES = {
 WHITENOISE_USE_FINDERS = DEBUG
 WHITENOISE_AUTOREFRESH = DEBUG
 
-# --- accounts ----------------------------------------------------------------------------------------------------------
+# --- accounts ---------------------------------------------------------------------------------------------------------
 
 LOGIN_URL = "login"
 LOGIN_REDIRECT_URL = "conversation_new"
@@ -174,7 +174,7 @@ AUTH_PASSWORD_VALIDATORS = [
     )
 ]
 
-# --- cookies and headers -----------------------------------------------------------------------------------------------
+# --- cookies and headers ----------------------------------------------------------------------------------------------
 
 _COOKIE_PATH = f"{RECOLLECT_ROOT_PATH}/"
 # A browser accepts a __Host- cookie only from a secure page and for the whole host.
@@ -221,14 +221,15 @@ _STRICT_POLICY: dict[str, Any] = {
     "frame-ancestors": [NONE],
 }
 CONTENT_SECURITY_POLICY = {"DIRECTIVES": _STRICT_POLICY}
-# Only on pages of the admin, which need a session of staff. Unfold evaluates its Alpine expressions (hence unsafe-eval) and writes its
-# theme colours into the page as <style> and style="" (hence unsafe-inline for styles); inline scripts stay forbidden.
+# Only on pages of the admin, which need a session of staff. Unfold evaluates its Alpine expressions (hence unsafe-eval)
+# and writes its theme colours into the page as <style> and style="" (hence unsafe-inline for styles); inline scripts
+# stay forbidden.
 ADMIN_CONTENT_SECURITY_POLICY = _STRICT_POLICY | {
     "script-src": [SELF, UNSAFE_EVAL],
     "style-src": [SELF, UNSAFE_INLINE],
 }
 
-# --- language and time -------------------------------------------------------------------------------------------------
+# --- language and time ------------------------------------------------------------------------------------------------
 
 LANGUAGES = [("en", _("English")), ("zh-hans", _("Simplified Chinese"))]
 LANGUAGE_CODE = env.choice("RECOLLECT_LANGUAGE", "en", [code for code, _name in LANGUAGES])
@@ -241,7 +242,7 @@ if TIME_ZONE not in available_timezones():
         f"RECOLLECT_TIME_ZONE is {TIME_ZONE!r}; legal are the names of the IANA database, like UTC and Asia/Shanghai"
     )
 
-# --- log: one line a record on stderr; ids and numbers, never the text of a message -------------------------------------
+# --- log: one line a record on stderr; ids and numbers, never the text of a message -----------------------------------
 
 RECOLLECT_LOG_LEVEL = env.choice("RECOLLECT_LOG_LEVEL", "INFO", ["DEBUG", "INFO", "WARNING", "ERROR"])
 LOGGING: dict[str, Any] = {
@@ -257,7 +258,7 @@ LOGGING: dict[str, Any] = {
     },
 }
 
-# --- the admin's look --------------------------------------------------------------------------------------------------
+# --- the admin's look -------------------------------------------------------------------------------------------------
 
 UNFOLD: dict[str, Any] = {
     "SITE_TITLE": "Recollect",

@@ -1,4 +1,4 @@
-"""How static files get their names: with a digest of their content, compressed beside it, so that browsers may keep them for ever."""
+"""How static files get their names: with a digest of the content, so that browsers may keep them for ever."""
 
 from __future__ import annotations
 

@@ -34,7 +34,7 @@ _UNREACHABLE = ("unreachable", "The database cannot be reached. Nothing has been
 
 @contextmanager
 def translated() -> Iterator[None]:
-    """As a decorator or a with-block: trouble with the database leaves as StorageUnavailable, with its reason as detail.
+    """As a decorator or a with-block: trouble with the database leaves as StorageUnavailable, its reason as detail.
 
     Errors that are our own fault (a broken constraint, a wrong query) pass through.
     """
