@@ -6,14 +6,26 @@ Knows no rows and no sockets: it is asked with ids, texts and token ids.
 
 from __future__ import annotations
 
+import asyncio
+from collections import Counter
 from collections.abc import AsyncGenerator, Sequence
-from dataclasses import dataclass
+from contextlib import suppress
+from dataclasses import dataclass, field, replace
 from enum import StrEnum
 from types import TracebackType
-from typing import Self
+from typing import Any, Self
 from uuid import UUID
 
+import numpy as np
+from django.conf import settings
+from django.utils.crypto import salted_hmac
+from django.utils.translation import gettext as _
+
+from chatapp.errors import Busy, Draining, EngineUnavailable, Invalid, WindowFull
+from inference.config import EngineConfig
+from inference.engine.llm_engine import LLMEngine, ProgressFn, load_engine
 from inference.engine.worker import Worker
+from inference.errors import EngineStopped, PromptTooLong, QueueFull
 from inference.types import (
     ChatMessage,
     EngineStats,
@@ -23,6 +35,7 @@ from inference.types import (
     ModelInfo,
     ProgressEvent,
     Prompt,
+    Request,
     RequestStats,
     SamplingParams,
     Stage,
@@ -71,89 +84,259 @@ class EngineStatus:
 
 
 class Ticket:
-    """A place in the queue. Held from before the first work for a turn until its end; `with ticket:` gives it back."""
+    """A place in the queue. Held from before the first work for a turn until its end; `with ticket:` gives it back.
 
-    user_id: int
-    priority: int
+    The more places a person holds already, the later the new one runs: fifty sends of one do not delay another's first.
+    """
+
+    def __init__(self, places: Counter[int], user_id: int) -> None:
+        self.user_id = user_id
+        self.priority = places[user_id]
+        self._places: Counter[int] | None = places
+        places[user_id] += 1
 
     def release(self) -> None:
         """Give the place back; a second call does nothing."""
-        raise NotImplementedError
+        if self._places is not None:
+            self._places[self.user_id] -= 1
+            self._places += Counter()  # drops the entries at zero
+            self._places = None
 
     def __enter__(self) -> Self:
         return self
 
-    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None) -> None:
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
         self.release()
+
+
+@dataclass(slots=True)
+class _Handle:
+    """The engine of this process, and who waits for it. Changed on the event loop only."""
+
+    worker: Worker | None = None
+    is_draining: bool = False
+    places: Counter[int] = field(default_factory=Counter)  # by user
+
+    @property
+    def num_places(self) -> int:
+        return max(1, settings.RECOLLECT_MAX_WAITING)
+
+
+_handle = _Handle()
+
+
+# --- life -------------------------------------------------------------------------------------------------------------
 
 
 def start(worker: Worker | None = None) -> None:
     """Begin loading the model of the settings, or take the given worker. Returns at once; `status` tells how it goes."""
-    raise NotImplementedError
+    if _handle.worker is not None and _handle.worker.state in ("loading", "ready"):
+        raise RuntimeError("the engine of this process has been started already")
+    _handle.worker = worker if worker is not None else Worker(_load)
+    _handle.is_draining = False
+    _handle.places.clear()
+    _handle.worker.start()
 
 
 def drain() -> None:
     """Refuse new turns from now on; running ones go on."""
-    raise NotImplementedError
+    _handle.is_draining = True
 
 
-def shutdown(timeout_s: float = 5.0) -> None:
-    """End the worker; running requests finish as cancelled."""
-    raise NotImplementedError
+def shutdown(timeout_s: float = 5.0) -> bool:
+    """End the worker; running requests finish as cancelled. False when it did not end in time."""
+    return _handle.worker is None or _handle.worker.shutdown(timeout_s)
+
+
+def _load(on_progress: ProgressFn) -> LLMEngine:
+    config = EngineConfig(
+        block_size=settings.RECOLLECT_BLOCK_SIZE,
+        pool_tokens=settings.RECOLLECT_POOL_TOKENS,
+        max_batch_tokens=settings.RECOLLECT_MAX_BATCH_TOKENS,
+        max_running=settings.RECOLLECT_MAX_RUNNING,
+        max_waiting=_handle.num_places,  # every ticket finds room: the engine never refuses what was reserved here
+        max_model_len=settings.RECOLLECT_MAX_MODEL_LEN,
+        num_threads=settings.RECOLLECT_THREADS,
+        is_prefix_cache_enabled=settings.RECOLLECT_PREFIX_CACHE,
+    )
+    return load_engine(settings.RECOLLECT_MODEL, config, on_progress=on_progress)
 
 
 def status() -> EngineStatus:
     """The state of the engine, cheap enough for every page view. Never raises."""
-    raise NotImplementedError
+    worker = _handle.worker
+    if worker is None:
+        return EngineStatus(EngineState.OFF, 0.0, _("No model runs in this process."), None, None)
+    state = EngineState(worker.state)
+    if state is EngineState.READY and _handle.is_draining:
+        state = EngineState.DRAINING
+    message = {
+        EngineState.LOADING: _("The model is being loaded."),
+        EngineState.FAILED: _(
+            "The model could not be loaded: %(error)s. Fetch the default one with `make setup`, or set "
+            "RECOLLECT_MODEL to a model of yours; then start the server again."
+        )
+        % {"error": worker.error},
+        EngineState.STOPPED: worker.error or _("The model has been stopped. Start the server again."),
+        EngineState.DRAINING: _("The server is about to stop."),
+    }.get(state, "")
+    engine = worker.engine
+    return EngineStatus(
+        state, worker.progress, message, engine.info if engine else None, worker.stats() if engine else None
+    )
+
+
+# --- before a turn ----------------------------------------------------------------------------------------------------
 
 
 def reserve(user_id: int) -> Ticket:
-    """A place in the queue, in constant time. Raises Busy, EngineUnavailable or Draining."""
-    raise NotImplementedError
+    """A place in the queue, in constant time. Raises Busy, EngineUnavailable or Draining.
+
+    The last eighth of the places is for people who hold none: one person alone cannot fill the queue.
+    """
+    if _handle.is_draining:
+        raise Draining(_("The server is about to stop and takes nothing new. Nothing has been stored; try again soon."))
+    _engine()
+    num_held = _handle.places.total()
+    num_open = _handle.num_places - (_handle.num_places // 8 if _handle.places[user_id] else 0)
+    if num_held >= num_open:
+        raise Busy(
+            _("Too many replies are waiting (%(num)s). Nothing has been stored; try again.") % {"num": num_held},
+            num_waiting=num_held,
+            max_waiting=_handle.num_places,
+        )
+    return Ticket(_handle.places, user_id)
 
 
 def window() -> int:
     """How many tokens prompt and reply may have together. Raises EngineUnavailable."""
-    raise NotImplementedError
+    return _engine().max_model_len
+
+
+def model_info() -> ModelInfo:
+    """The loaded model. Raises EngineUnavailable."""
+    return _engine().info
 
 
 def token_fingerprint() -> str:
     """What stored token ids depend on: tokenizer and template. Raises EngineUnavailable."""
-    raise NotImplementedError
+    return _engine().info.tokenizer_fingerprint
 
 
 def build_prompt(messages: Sequence[ChatMessage]) -> Prompt:
     """The rendered conversation, ready for a reply. Blocking: call it from a thread. Raises EngineUnavailable."""
-    raise NotImplementedError
+    return _engine().chat_template.build(messages)
+
+
+def extended(prompt: Prompt, ids: Sequence[int]) -> Prompt:
+    """The same prompt with the beginning of the reply behind it: the model goes on from there."""
+    return replace(prompt, ids=np.concatenate([prompt.ids, np.asarray(ids, dtype=np.int32)]))
 
 
 def count_tokens(messages: Sequence[ChatMessage]) -> int:
     """How long the prompt of these messages is, exactly. Blocking. Raises EngineUnavailable."""
-    raise NotImplementedError
+    return len(build_prompt(messages).ids)
 
 
 def encode(text: str) -> list[int]:
     """Token ids of plain text; never a control token. Raises EngineUnavailable."""
-    raise NotImplementedError
+    return _engine().tokenizer.encode(text)
 
 
 def decode(ids: Sequence[int]) -> str:
     """Text of token ids. Raises EngineUnavailable."""
-    raise NotImplementedError
+    return _engine().tokenizer.decode(list(ids))
 
 
-def generate(
-    *, ticket: Ticket, request_id: str, prompt: Prompt, sampling: SamplingParams, tags: tuple[str, ...] = ()
+def sampling_params(values: dict[str, Any]) -> SamplingParams:
+    """Stored sampling values, checked. Raises Invalid naming what is unknown or out of range."""
+    try:
+        return SamplingParams(**{name: tuple(v) if isinstance(v, list) else v for name, v in values.items()})
+    except (TypeError, ValueError) as error:
+        raise Invalid(
+            _("The sampling values of this conversation cannot be used: %(error)s") % {"error": error}
+        ) from error
+
+
+# --- a request --------------------------------------------------------------------------------------------------------
+
+
+async def generate(
+    *,
+    ticket: Ticket,
+    request_id: str,
+    prompt: Prompt,
+    sampling: SamplingParams,
+    is_head_public: bool,
+    tags: tuple[str, ...] = (),
 ) -> AsyncGenerator[Event, None]:
-    """The events of one request, the last one a FinishedEvent. Closing the iterator cancels the request."""
-    raise NotImplementedError
+    """The events of one request, the last one a FinishedEvent. Closing the iterator cancels the request.
+
+    is_head_public: the system prompt is everybody's, so its cached KV may be shared; all else is salted per person.
+    Raises EngineUnavailable, Busy, WindowFull.
+    """
+    loop = asyncio.get_running_loop()
+    events: asyncio.Queue[Event] = asyncio.Queue()
+
+    def on_event(event: Event) -> None:  # on the worker's thread
+        with suppress(RuntimeError):  # the loop has been closed: nobody listens any more
+            loop.call_soon_threadsafe(events.put_nowait, event)
+
+    engine = _engine()
+    request = Request(
+        request_id=request_id,
+        prompt_ids=prompt.ids,
+        sampling=sampling,
+        salt=_salt(ticket.user_id),
+        num_public_tokens=prompt.num_public_tokens if is_head_public else 0,
+        tags=tags,
+        priority=ticket.priority,
+        stop_token_ids=engine.chat_template.stop_token_ids,
+    )
+    try:
+        _worker().submit(request, on_event)
+    except EngineStopped as error:
+        raise EngineUnavailable(status().message) from error
+    except QueueFull as error:
+        raise Busy(str(error), num_waiting=error.num_waiting, max_waiting=error.max_waiting) from error
+    except PromptTooLong as error:
+        raise WindowFull(str(error), num_prompt_tokens=error.num_prompt_tokens, window=error.max_tokens) from error
+    try:
+        while True:
+            event = await events.get()
+            yield event
+            if isinstance(event, FinishedEvent):
+                return
+    finally:
+        cancel(request_id)
 
 
 def cancel(request_id: str) -> None:
     """Stop a request within one step; its iterator ends with a FinishedEvent. Unknown ids are ignored."""
-    raise NotImplementedError
+    if _handle.worker is not None:
+        _handle.worker.cancel(request_id)
 
 
 def purge(conversation_id: UUID) -> None:
-    """Forget the cached KV of a conversation. Without an engine in this process there is nothing to forget."""
-    raise NotImplementedError
+    """Forget the cached KV of a conversation, soon. Without an engine in this process there is nothing to forget."""
+    if _handle.worker is not None and _handle.worker.engine is not None:
+        _handle.worker.purge(str(conversation_id))
+
+
+def _worker() -> Worker:
+    if _handle.worker is None or _handle.worker.state != "ready":
+        raise EngineUnavailable(status().message)
+    return _handle.worker
+
+
+def _engine() -> LLMEngine:
+    engine = _worker().engine
+    assert engine is not None, "a ready worker has an engine"
+    return engine
+
+
+def _salt(user_id: int) -> bytes:
+    """Keeps cached KV of one person from answering, or timing, another's guesses. Nobody can make it without the key."""
+    return salted_hmac("chatapp.llm.salt", str(user_id), algorithm="sha256").digest()

@@ -1,0 +1,45 @@
+"""Where the async rooms send their blocking work: a few threads for the database, a few for rendering.
+
+asgiref's own thread-sensitive executor is one thread for the whole process: one slow query there holds up every socket.
+Rendering has threads of its own, so that a page of Markdown never waits behind a database that is down, nor the reverse.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextvars
+from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
+from functools import partial
+from typing import ParamSpec, TypeVar
+
+from django.db import close_old_connections
+
+P = ParamSpec("P")
+R = TypeVar("R")
+
+_database = ThreadPoolExecutor(max_workers=4, thread_name_prefix="database")
+_render = ThreadPoolExecutor(max_workers=2, thread_name_prefix="render")
+
+
+async def database(function: Callable[P, R], *args: P.args, **kwargs: P.kwargs) -> R:
+    """Run one database hop in a thread. Old connections are closed before and after: a restarted server is found again."""
+    return await _run(_database, partial(_with_fresh_connections, function, *args, **kwargs))
+
+
+async def render(function: Callable[P, R], *args: P.args, **kwargs: P.kwargs) -> R:
+    """Run rendering, or other work without a database, in a thread."""
+    return await _run(_render, partial(function, *args, **kwargs))
+
+
+async def _run(executor: ThreadPoolExecutor, call: Callable[[], R]) -> R:
+    context = contextvars.copy_context()  # the language of the person goes along
+    return await asyncio.get_running_loop().run_in_executor(executor, context.run, call)
+
+
+def _with_fresh_connections(function: Callable[..., R], *args: object, **kwargs: object) -> R:
+    close_old_connections()
+    try:
+        return function(*args, **kwargs)
+    finally:
+        close_old_connections()

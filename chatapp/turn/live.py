@@ -1,0 +1,312 @@
+"""The turns that run in this process and the sockets that watch them.
+
+A `Watcher` belongs to one socket. It is given a snapshot, then the tail, seq by seq. What has been sent and not
+acknowledged is bounded: a tab that does not read is downgraded to a later snapshot, and closed when it stays away.
+Everything here runs on the event loop and awaits nothing but a watcher's next frame; nothing here touches the database.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections import deque
+from collections.abc import AsyncIterator, Callable, Sequence
+from dataclasses import dataclass, field
+from uuid import UUID
+
+from chatapp import wire
+
+MAX_UNACKED_CHARS = 256 * 1024
+MAX_PENDING_FRAMES = 1024
+STALL_S = 30.0
+CLOSE_GOING_AWAY = 1001
+CLOSE_SLOW = 4408
+
+
+@dataclass(slots=True, eq=False)
+class LiveTurn:
+    """A turn on its way. `seq` counts what has been published about it; `blocks` is what a tab shows as of `seq`."""
+
+    conversation_id: UUID
+    message_id: UUID
+    user_id: int
+    on_text: Callable[[str], None] | None = None  # a listener in this process: the terminal
+    seq: int = 0
+    stage: str = "queued"
+    position: int = 0
+    num_done: int = 0
+    num_total: int = 0
+    blocks: list[wire.Block] = field(default_factory=list)
+    is_stopping: bool = False  # a person pressed Stop
+    end: wire.TurnEnd | None = None
+    task: asyncio.Task[None] | None = None
+
+    @property
+    def request_id(self) -> str:
+        """The name of this turn in the engine."""
+        return str(self.message_id)
+
+    def snapshot(self) -> wire.TurnSnapshot:
+        """All of the turn as of `seq`."""
+        return wire.TurnSnapshot(
+            conversation=self.conversation_id,
+            message=self.message_id,
+            seq=self.seq,
+            stage=self.stage,
+            blocks=tuple(self.blocks),
+            position=self.position,
+            done=self.num_done,
+            total=self.num_total,
+        )
+
+
+@dataclass(slots=True)
+class _Lag:
+    """A turn that a watcher is behind on: no deltas until it has caught up. `end` is the last frame, once there is one."""
+
+    turn: LiveTurn
+    timer: asyncio.TimerHandle
+    end: str | None = None
+
+
+class Live:
+    """The registry: at most one running turn per conversation, any number of watchers."""
+
+    def __init__(self) -> None:
+        self._turns: dict[UUID, LiveTurn] = {}  # by message
+        self._turn_of: dict[UUID, LiveTurn] = {}  # by conversation
+        self._watchers_of: dict[UUID, set[Watcher]] = {}  # by conversation
+        self._sockets: set[Watcher] = set()
+
+    @property
+    def turns(self) -> list[LiveTurn]:
+        """The running turns, oldest first."""
+        return list(self._turns.values())
+
+    @property
+    def num_sockets(self) -> int:
+        """How many sockets are open."""
+        return len(self._sockets)
+
+    def get(self, message_id: UUID) -> LiveTurn | None:
+        """The running turn that writes this message."""
+        return self._turns.get(message_id)
+
+    def in_conversation(self, conversation_id: UUID) -> LiveTurn | None:
+        """The running turn of a conversation."""
+        return self._turn_of.get(conversation_id)
+
+    def has_watchers(self, turn: LiveTurn) -> bool:
+        """Whether anybody wants to see its blocks."""
+        return bool(self._watchers_of.get(turn.conversation_id))
+
+    def add(self, turn: LiveTurn) -> None:
+        """Register a turn and show its beginning to the tabs that watch its conversation."""
+        assert turn.conversation_id not in self._turn_of, "the schema allows one open message per conversation"
+        self._turns[turn.message_id] = turn
+        self._turn_of[turn.conversation_id] = turn
+        for watcher in self._watchers(turn):
+            watcher.show(turn)
+
+    def publish_stage(self, turn: LiveTurn, *, stage: str, position: int, num_done: int, num_total: int) -> None:
+        """Tell where the turn is; says nothing when nothing changed."""
+        if (turn.stage, turn.position, turn.num_done, turn.num_total) == (stage, position, num_done, num_total):
+            return
+        turn.stage, turn.position, turn.num_done, turn.num_total = stage, position, num_done, num_total
+        turn.seq += 1
+        frame = wire.TurnStage(
+            conversation=turn.conversation_id,
+            message=turn.message_id,
+            seq=turn.seq,
+            stage=stage,
+            position=position,
+            done=num_done,
+            total=num_total,
+        )
+        self._publish(turn, frame)
+
+    def publish_blocks(self, turn: LiveTurn, changed: Sequence[wire.Block], num_blocks: int) -> int:
+        """Show new and longer blocks. Returns the size of the frame in characters, 0 when nothing changed."""
+        if not changed and num_blocks == len(turn.blocks):
+            return 0
+        _apply(turn.blocks, changed, num_blocks)
+        turn.seq += 1
+        frame = wire.TurnDelta(
+            conversation=turn.conversation_id,
+            message=turn.message_id,
+            seq=turn.seq,
+            blocks=tuple(changed),
+            num_blocks=num_blocks,
+        )
+        return self._publish(turn, frame)
+
+    def publish_end(
+        self, turn: LiveTurn, *, status: str, blocks: Sequence[wire.Block], stats: wire.TurnStats | None, error: str
+    ) -> None:
+        """The last frame of a turn; it leaves the registry."""
+        turn.blocks = list(blocks)
+        turn.seq += 1
+        turn.end = wire.TurnEnd(
+            conversation=turn.conversation_id,
+            message=turn.message_id,
+            seq=turn.seq,
+            status=status,
+            blocks=tuple(blocks),
+            stats=stats,
+            error=error,
+        )
+        del self._turns[turn.message_id]
+        del self._turn_of[turn.conversation_id]
+        self._publish(turn, turn.end)
+
+    def broadcast(self, frame: wire.ServerFrame) -> None:
+        """The same frame to every socket."""
+        for watcher in list(self._sockets):
+            watcher.reply(frame)
+
+    def close_all(self, code: int = CLOSE_GOING_AWAY) -> None:
+        """Close every socket."""
+        for watcher in list(self._sockets):
+            watcher.close(code)
+
+    def _publish(self, turn: LiveTurn, frame: wire.ServerFrame) -> int:
+        watchers = self._watchers(turn)
+        if not watchers:
+            return 0
+        text = wire.encode(frame)
+        for watcher in watchers:
+            watcher.push(turn, text)
+        return len(text)
+
+    def _watchers(self, turn: LiveTurn) -> list[Watcher]:
+        return list(self._watchers_of.get(turn.conversation_id, ()))
+
+
+class Watcher:
+    """One socket's view: its answers and the turns of the conversations that it follows, in the order they were said."""
+
+    def __init__(self, live: Live, *, max_unacked_chars: int = MAX_UNACKED_CHARS, stall_s: float = STALL_S) -> None:
+        self.close_code: int | None = None
+        self._live = live
+        self._max_unacked_chars = max_unacked_chars
+        self._stall_s = stall_s
+        self._pending: deque[str] = deque()
+        self._wakeup = asyncio.Event()
+        self._conversations: set[UUID] = set()
+        self._unacked: dict[UUID, deque[tuple[int, int]]] = {}  # by message: (seq, characters)
+        self._unacked_chars = 0
+        self._lags: dict[UUID, _Lag] = {}  # by message
+        live._sockets.add(self)
+
+    async def frames(self) -> AsyncIterator[str]:
+        """What to send, until `close`; then `close_code` says why."""
+        while self.close_code is None:
+            while self._pending and self.close_code is None:
+                yield self._pending.popleft()
+            self._wakeup.clear()
+            if self.close_code is None and not self._pending:
+                await self._wakeup.wait()
+        while self._pending and self.close_code != CLOSE_SLOW:  # the last words of a server that goes away
+            yield self._pending.popleft()
+
+    def reply(self, frame: wire.ServerFrame) -> None:
+        """An answer to this socket alone."""
+        self._enqueue(wire.encode(frame))
+
+    def watch(self, conversation_id: UUID) -> None:
+        """Follow a conversation; a running turn is shown at once."""
+        if self.close_code is not None:
+            return
+        self._conversations.add(conversation_id)
+        self._live._watchers_of.setdefault(conversation_id, set()).add(self)
+        turn = self._live.in_conversation(conversation_id)
+        if turn is not None:
+            self.show(turn)
+
+    def unwatch(self, conversation_id: UUID) -> None:
+        """Follow it no longer; what it had not acknowledged there is forgiven."""
+        self._conversations.discard(conversation_id)
+        watchers = self._live._watchers_of.get(conversation_id, set())
+        watchers.discard(self)
+        if not watchers:
+            self._live._watchers_of.pop(conversation_id, None)
+        for message_id, lag in list(self._lags.items()):
+            if lag.turn.conversation_id == conversation_id:
+                self._forgive(message_id)
+        turn = self._live.in_conversation(conversation_id)
+        if turn is not None:
+            self._forgive(turn.message_id)
+
+    def show(self, turn: LiveTurn) -> None:
+        """Send a snapshot, or, without credit, promise one for later."""
+        self.push(turn, wire.encode(turn.snapshot()))
+
+    def push(self, turn: LiveTurn, text: str) -> None:
+        """One frame about a turn; `turn.seq` is its seq. Without credit it is dropped, and a snapshot owed instead."""
+        lag = self._lags.get(turn.message_id)
+        if lag is None and self._unacked_chars and self._unacked_chars + len(text) > self._max_unacked_chars:
+            timer = asyncio.get_running_loop().call_later(self._stall_s, self.close, CLOSE_SLOW)
+            lag = self._lags[turn.message_id] = _Lag(turn, timer)
+        if lag is None:
+            self._send(turn, text)
+        elif turn.end is not None:
+            lag.end = text
+
+    def ack(self, message_id: UUID, seq: int) -> None:
+        """The tab has shown `seq` of `message_id`; a turn it was behind on is shown again when half the credit is back."""
+        sent = self._unacked.get(message_id)
+        while sent and sent[0][0] <= seq:
+            self._unacked_chars -= sent.popleft()[1]
+        if sent is not None and not sent:
+            del self._unacked[message_id]
+        for lag in list(self._lags.values()):
+            if self._unacked_chars > self._max_unacked_chars // 2:
+                return
+            lag.timer.cancel()
+            del self._lags[lag.turn.message_id]
+            self._send(lag.turn, lag.end if lag.end is not None else wire.encode(lag.turn.snapshot()))
+
+    def close(self, code: int) -> None:
+        """End `frames` and leave the registry; a second call does nothing."""
+        if self.close_code is not None:
+            return
+        self.close_code = code
+        for conversation_id in list(self._conversations):
+            self.unwatch(conversation_id)
+        for message_id in list(self._lags):
+            self._forgive(message_id)
+        self._live._sockets.discard(self)
+        self._wakeup.set()
+
+    def _send(self, turn: LiveTurn, text: str) -> None:
+        self._unacked.setdefault(turn.message_id, deque()).append((turn.seq, len(text)))
+        self._unacked_chars += len(text)
+        self._enqueue(text)
+
+    def _enqueue(self, text: str) -> None:
+        if self.close_code is not None:
+            return
+        self._pending.append(text)
+        self._wakeup.set()
+        if len(self._pending) > MAX_PENDING_FRAMES:
+            self.close(CLOSE_SLOW)
+
+    def _forgive(self, message_id: UUID) -> None:
+        lag = self._lags.pop(message_id, None)
+        if lag is not None:
+            lag.timer.cancel()
+        for _seq, num_chars in self._unacked.pop(message_id, ()):
+            self._unacked_chars -= num_chars
+
+
+def _apply(blocks: list[wire.Block], changed: Sequence[wire.Block], num_blocks: int) -> None:
+    """Put changed blocks in their places, as a tab does."""
+    for block in changed:
+        if block.index < len(blocks):
+            blocks[block.index] = block
+        else:
+            assert block.index == len(blocks), "a block was left out"
+            blocks.append(block)
+    del blocks[num_blocks:]
+
+
+live = Live()  # of this process; tests make their own
