@@ -1,4 +1,4 @@
-"""What every model file offers, whatever its format: tensors under Hugging Face's names, a config, a tokenizer, a template.
+"""What every model file offers: tensors under Hugging Face's names, a config, a tokenizer, a chat template.
 
 Knows nothing about bytes on disk (gguf_file, safetensors_dir) nor about computing (model/).
 """
@@ -19,14 +19,16 @@ class TokenizerSpec:
     """All that a tokenizer is rebuilt from: the text of tokenizer.json, or else a GGUF vocabulary.
 
     tokenizer_json     text of tokenizer.json; "" when the vocabulary below is used instead
-    model              "gpt2" (byte-level BPE) or "llama" (SentencePiece BPE with byte fallback), as tokenizer.ggml.model
+    model              as tokenizer.ggml.model: "gpt2" (byte-level BPE) or "llama" (SentencePiece BPE, byte fallback)
     pre                name of the pre-tokenizer, as tokenizer.ggml.pre
-    tokens             text of token i; token_types its kind (TokenType), scores its SentencePiece score, merges "left right"
+    tokens             text of token i; token_types its kind (TokenType), scores its SentencePiece score
+    merges             "left right", in order of rank
     has_space_prefix   SentencePiece: text is encoded as if a space stood before it
     named_tokens       "bos_token", "eos_token", "pad_token", "unk_token" -> text, as chat templates name them
     """
 
-    source: Path
+    source: Path  # named in errors
+    vocab_size: int  # rows of the embedding; ids at or above it do not exist
     tokenizer_json: str = ""
     model: str = ""
     pre: str = ""
@@ -68,4 +70,6 @@ class ModelFile(ABC):
 
     @abstractmethod
     def tensor(self, name: str) -> F32:
-        """The tensor as float32, C order; it may be a read-only view of the file. Raises ModelFileError naming it when it is not there."""
+        """The tensor as float32, C order; it may be a read-only view of the file.
+
+        Raises ModelFileError naming it when it is not there."""

@@ -1,0 +1,102 @@
+"""A GGUF file as a ModelFile: names, row order and types become those of Hugging Face, in float32."""
+
+from __future__ import annotations
+
+import mmap
+from functools import cached_property
+from pathlib import Path
+
+import numpy as np
+from gguf.constants import GGML_QUANT_SIZES, GGMLQuantizationType
+from gguf.quants import dequantize
+
+from inference.errors import ModelFileError, UnsupportedModelError
+from inference.formats.architectures import check_shapes, expected_shapes, gguf_name
+from inference.formats.base import ModelFile
+from inference.formats.gguf_header import GgufHeader, TensorInfo, read_header
+from inference.formats.gguf_metadata import Metadata, read_config, read_tokenizer_spec
+from inference.formats.mapping import digest_file, map_file
+from inference.types import F32
+
+
+class GgufFile(ModelFile):
+    """Opened by walking the header once; weights are converted at each tensor() call, nothing is kept."""
+
+    def __init__(self, path: Path) -> None:
+        self.path = path
+        self._data: mmap.mmap = map_file(path)
+        header = read_header(path, self._data)
+        metadata = Metadata(path, header.metadata)
+        self._tensors = header.tensors
+        self.architecture = metadata.get("general.architecture", str)
+        if "rope_freqs.weight" in self._tensors:
+            raise UnsupportedModelError(path, "scaled rotary frequencies are not supported", field="rope_freqs.weight")
+        self.tokenizer_spec = read_tokenizer_spec(metadata)
+        self.config = read_config(
+            metadata,
+            vocab_size=self.tokenizer_spec.vocab_size,
+            has_output="output.weight" in self._tensors,
+            eos_token_ids=self.tokenizer_spec.eos_token_ids,
+        )
+        self.name = metadata.get("general.name", str, path.stem)
+        self.chat_template = metadata.get("tokenizer.chat_template", str, "") or None
+        self._shapes = expected_shapes(self.config)
+        self._check_tensors(header)
+
+    def _check_tensors(self, header: GgufHeader) -> None:
+        expected = {gguf_name(name): shape for name, shape in self._shapes.items()}
+        check_shapes(self.path, expected, {name: info.shape for name, info in header.tensors.items()}, ignored=())
+        for kind in {info.type for info in header.tensors.values()}:
+            if not _is_dequantised(kind):
+                known = tuple(other.name for other in GGMLQuantizationType if _is_dequantised(other))
+                first = next(info.name for info in header.tensors.values() if info.type == kind)
+                problem = f"tensor type {kind.name} is not supported"
+                raise UnsupportedModelError(self.path, problem, field=first, known=known)
+
+    @cached_property
+    def digest(self) -> str:
+        return digest_file(self.path)
+
+    def tensor_names(self) -> tuple[str, ...]:
+        return tuple(self._shapes)
+
+    def has_tensor(self, name: str) -> bool:
+        return name in self._shapes
+
+    def tensor(self, name: str) -> F32:
+        if name not in self._shapes:
+            raise ModelFileError(self.path, "there is no such tensor", field=name)
+        weight = self._dequantised(self._tensors[gguf_name(name)])
+        if name.endswith("self_attn.q_proj.weight"):
+            return _unpermute(weight, self.config.num_attention_heads)
+        if name.endswith("self_attn.k_proj.weight"):
+            return _unpermute(weight, self.config.num_key_value_heads)
+        return weight
+
+    def _dequantised(self, info: TensorInfo) -> F32:
+        block_size, block_bytes = GGML_QUANT_SIZES[info.type]
+        row_bytes = info.shape[-1] // block_size * block_bytes
+        raw = np.frombuffer(self._data, np.uint8, count=info.nbytes, offset=info.offset)
+        return np.ascontiguousarray(
+            dequantize(raw.reshape(*info.shape[:-1], row_bytes), info.type), dtype=np.float32
+        )  # (*shape)
+
+
+def _is_dequantised(kind: GGMLQuantizationType) -> bool:
+    """Whether the gguf package can turn this type into float32. It keeps no public list, so it is asked."""
+    try:
+        dequantize(np.zeros((1, GGML_QUANT_SIZES[kind][1]), np.uint8), kind)
+    except NotImplementedError:
+        return False
+    return True
+
+
+def _unpermute(weight: F32, num_heads: int) -> F32:
+    """Rows of q or k back in Hugging Face's order.
+
+    llama.cpp rotates neighbouring pairs (0, 1), (2, 3), ...; Hugging Face rotates (0, D/2), (1, D/2 + 1), ... . The
+    converter interleaves the two halves of every head so that the first computes what the second meant.
+    """
+    rows, columns = weight.shape
+    half = rows // num_heads // 2
+    return np.ascontiguousarray(weight.reshape(num_heads, half, 2, columns).swapaxes(1, 2)).reshape(rows, columns)

@@ -1,0 +1,234 @@
+"""A Hugging Face directory as a ModelFile: config.json, *.safetensors (sharded or not), tokenizer.json."""
+
+from __future__ import annotations
+
+import hashlib
+import mmap
+from functools import cached_property
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from inference.config import ModelConfig
+from inference.errors import ModelFileError, UnsupportedModelError
+from inference.formats.architectures import KNOWN_ARCHITECTURES, check_shapes, expected_shapes
+from inference.formats.base import ModelFile, TokenizerSpec
+from inference.formats.mapping import digest_file, make_config, map_file, read_json, read_text
+from inference.formats.safetensors_header import StoredTensor, read_header
+from inference.types import F32
+
+MAX_TOKENIZER_BYTES = 64 << 20
+INDEX_NAME = "model.safetensors.index.json"
+FLOAT_TYPES = ("F32", "F16", "BF16")
+NAMED_TOKENS = ("bos_token", "eos_token", "pad_token", "unk_token")
+
+
+class SafetensorsDir(ModelFile):
+    """Opened by reading the JSON files and the headers of all shards; weights stay on disk until tensor() is called."""
+
+    def __init__(self, path: Path) -> None:
+        self.path = path
+        self.name = path.resolve().name
+        raw = read_json(path / "config.json")
+        generation = read_json(path / "generation_config.json") if (path / "generation_config.json").exists() else {}
+        self.config = read_config(path / "config.json", raw, generation)
+        self.architecture = self.config.model_type
+        tokenizer = read_json(path / "tokenizer_config.json") if (path / "tokenizer_config.json").exists() else {}
+        self.chat_template = _chat_template(path, tokenizer)
+        self.tokenizer_spec = TokenizerSpec(
+            source=path / "tokenizer.json",
+            vocab_size=self.config.vocab_size,
+            tokenizer_json=read_text(path / "tokenizer.json", MAX_TOKENIZER_BYTES),
+            named_tokens=_named_tokens(path / "tokenizer_config.json", tokenizer),
+            eos_token_ids=self.config.eos_token_ids,
+        )
+        self._shapes = expected_shapes(self.config)
+        self._shards, self._tensors = _read_shards(path)
+        self._check_tensors()
+
+    def _check_tensors(self) -> None:
+        ignored = {name for name in self._tensors if name.endswith(".rotary_emb.inv_freq")}  # computed from rope_theta
+        if self.config.tie_word_embeddings:
+            ignored.add("lm_head.weight")  # some files store the tied matrix twice
+        check_shapes(self.path, self._shapes, {name: at.shape for name, (_, at) in self._tensors.items()}, ignored)
+        for name in self._shapes:
+            dtype = self._tensors[name][1].dtype
+            if dtype not in FLOAT_TYPES:
+                raise UnsupportedModelError(self.path, f"dtype {dtype} is not supported", field=name, known=FLOAT_TYPES)
+
+    @cached_property
+    def digest(self) -> str:
+        total = hashlib.sha256()
+        for file in (self.path / "config.json", *sorted(self._shards)):
+            total.update(f"{file.name}\0{digest_file(file)}\0".encode())
+        return total.hexdigest()
+
+    def tensor_names(self) -> tuple[str, ...]:
+        return tuple(self._shapes)
+
+    def has_tensor(self, name: str) -> bool:
+        return name in self._shapes
+
+    def tensor(self, name: str) -> F32:
+        if name not in self._shapes:
+            raise ModelFileError(self.path, "there is no such tensor", field=name)
+        file, stored = self._tensors[name]
+        raw = np.frombuffer(self._shards[file], np.uint8, count=stored.nbytes, offset=stored.offset)
+        return _as_f32(raw, stored.dtype).reshape(stored.shape)
+
+
+def _as_f32(raw: np.ndarray[Any, np.dtype[np.uint8]], dtype: str) -> F32:
+    if dtype == "F32":
+        return np.require(raw.view("<f4"), np.float32, "A")  # data need not be aligned in the file
+    if dtype == "F16":
+        return raw.view("<f2").astype(np.float32)
+    return (raw.view("<u2").astype(np.uint32) << 16).view(np.float32)  # bf16 is the upper half of float32
+
+
+def read_config(path: Path, raw: dict[str, Any], generation: dict[str, Any]) -> ModelConfig:
+    """config.json of a Llama -> ModelConfig; what changes the arithmetic and is not ours is refused."""
+    model_type = raw.get("model_type")
+    if model_type not in KNOWN_ARCHITECTURES:
+        problem = f"architecture {str(model_type)[:60]!r} is not supported"
+        raise UnsupportedModelError(path, problem, field="model_type", known=KNOWN_ARCHITECTURES)
+    _refuse_unsupported(path, raw)
+    num_heads = _integer(path, raw, "num_attention_heads")
+    if num_heads < 1:
+        raise ModelFileError(path, f"{num_heads} attention heads", field="num_attention_heads")
+    hidden_size = _integer(path, raw, "hidden_size")
+    if raw.get("head_dim") is None and hidden_size % num_heads:
+        raise ModelFileError(path, f"{hidden_size} is no multiple of the {num_heads} heads", field="hidden_size")
+    rope = raw.get("rope_parameters") or {}
+    vocab_size = _integer(path, raw, "vocab_size")
+    return make_config(
+        path,
+        model_type=model_type,
+        vocab_size=vocab_size,
+        hidden_size=hidden_size,
+        intermediate_size=_integer(path, raw, "intermediate_size"),
+        num_hidden_layers=_integer(path, raw, "num_hidden_layers"),
+        num_attention_heads=num_heads,
+        num_key_value_heads=_integer(path, raw, "num_key_value_heads", num_heads),
+        head_dim=_integer(path, raw, "head_dim", hidden_size // num_heads),
+        max_position_embeddings=_integer(path, raw, "max_position_embeddings", 2048),
+        rms_norm_eps=_number(path, raw, "rms_norm_eps", 1e-6),
+        rope_theta=_number(path, raw if "rope_theta" in raw else rope, "rope_theta", 10_000.0),
+        tie_word_embeddings=raw.get("tie_word_embeddings", False) is True,
+        bos_token_id=next(iter(_token_ids(path, raw, "bos_token_id", vocab_size)), None),
+        eos_token_ids=tuple(
+            dict.fromkeys(
+                _token_ids(path, raw, "eos_token_id", vocab_size)
+                + _token_ids(path.with_name("generation_config.json"), generation, "eos_token_id", vocab_size)
+            )
+        ),
+    )
+
+
+def _refuse_unsupported(path: Path, raw: dict[str, Any]) -> None:
+    neutral: dict[str, tuple[Any, ...]] = {
+        "hidden_act": ("silu", "swish"),
+        "attention_bias": (False,),
+        "mlp_bias": (False,),
+        "sliding_window": (),
+        "rope_interleaved": (False,),
+        "partial_rotary_factor": (1, 1.0),
+        "quantization_config": (),
+    }
+    for key, values in neutral.items():
+        if raw.get(key) is not None and raw[key] not in values:
+            raise UnsupportedModelError(path, f"{str(raw[key])[:60]!r} is not supported", field=key)
+    for key in ("rope_scaling", "rope_parameters"):
+        scaling = raw.get(key) or {}
+        if not isinstance(scaling, dict):
+            raise ModelFileError(path, "not a JSON object", field=key)
+        kind = scaling.get("rope_type", scaling.get("type", "default"))
+        if kind != "default" or scaling.get("partial_rotary_factor", 1) != 1:
+            raise UnsupportedModelError(path, f"rotary scaling {str(scaling)[:80]} is not supported", field=key)
+
+
+def _integer(path: Path, raw: dict[str, Any], key: str, default: int | None = None) -> int:
+    value = raw.get(key)
+    value = default if value is None else value
+    if not isinstance(value, int) or isinstance(value, bool):
+        found = "missing" if value is None else f"{str(value)[:40]!r}, an integer is expected"
+        raise ModelFileError(path, found, field=key)
+    return value
+
+
+def _number(path: Path, raw: dict[str, Any], key: str, default: float) -> float:
+    value = raw.get(key)
+    value = default if value is None else value
+    if not isinstance(value, int | float) or isinstance(value, bool):
+        raise ModelFileError(path, f"{str(value)[:40]!r}, a number is expected", field=key)
+    return float(value)
+
+
+def _token_ids(path: Path, raw: dict[str, Any], key: str, vocab_size: int) -> tuple[int, ...]:
+    """An id, a list of ids, or nothing."""
+    value = raw.get(key)
+    ids = [] if value is None else value if isinstance(value, list) else [value]
+    for token_id in ids:
+        if not isinstance(token_id, int) or isinstance(token_id, bool) or not 0 <= token_id < vocab_size:
+            problem = f"token id {str(token_id)[:40]}, the vocabulary has {vocab_size}"
+            raise ModelFileError(path, problem, field=key)
+    return tuple(ids)
+
+
+def _named_tokens(path: Path, tokenizer: dict[str, Any]) -> dict[str, str]:
+    named = {}
+    for name in NAMED_TOKENS:
+        value = tokenizer.get(name)
+        text = value.get("content") if isinstance(value, dict) else value
+        if text is not None and not isinstance(text, str):
+            raise ModelFileError(path, f"{str(text)[:40]!r}, a string is expected", field=name)
+        if text:
+            named[name] = text
+    return named
+
+
+def _chat_template(path: Path, tokenizer: dict[str, Any]) -> str | None:
+    """chat_template.jinja, else the one in tokenizer_config.json; of several named ones, "default"."""
+    if (path / "chat_template.jinja").exists():
+        return read_text(path / "chat_template.jinja")
+    found = tokenizer.get("chat_template")
+    if isinstance(found, list):
+        found = next(
+            (item.get("template") for item in found if isinstance(item, dict) and item.get("name") == "default"), None
+        )
+    if found is not None and not isinstance(found, str):
+        raise ModelFileError(path / "tokenizer_config.json", "a string is expected", field="chat_template")
+    return found or None
+
+
+def _read_shards(path: Path) -> tuple[dict[Path, mmap.mmap], dict[str, tuple[Path, StoredTensor]]]:
+    """Map every shard and check its header; tensor name -> the file that holds it."""
+    index = path / INDEX_NAME
+    weight_map: dict[str, str] = {}
+    if index.exists():
+        found = read_json(index).get("weight_map")
+        if not isinstance(found, dict) or not all(isinstance(name, str) for name in found.values()):
+            raise ModelFileError(index, "an object of tensor name to file name is expected", field="weight_map")
+        weight_map = found
+        files = sorted({_inside(index, path, name) for name in weight_map.values()})
+    else:
+        files = sorted(path.glob("*.safetensors"))
+        if not files:
+            raise ModelFileError(path, "the directory holds no *.safetensors file")
+    shards = {file: map_file(file) for file in files}
+    tensors: dict[str, tuple[Path, StoredTensor]] = {}
+    for file, data in shards.items():
+        for name, stored in read_header(file, data).items():
+            if name in tensors:
+                raise ModelFileError(file, f"the tensor is also in {tensors[name][0].name}", field=name)
+            tensors[name] = (file, stored)
+    for name, file_name in weight_map.items():
+        if name not in tensors or tensors[name][0].name != file_name:
+            raise ModelFileError(index, f"the tensor is not in {file_name}, where the index puts it", field=name)
+    return shards, tensors
+
+
+def _inside(index: Path, path: Path, name: str) -> Path:
+    if not name or Path(name).name != name or not name.endswith(".safetensors"):
+        raise ModelFileError(index, f"{name[:80]!r} is not the name of a file beside it", field="weight_map")
+    return path / name
