@@ -141,8 +141,9 @@ def _outputs(operands: Sequence[tuple[F32, F32]], width: int) -> list[F32]:
 
 def _agreeing_columns(outputs: Sequence[F32], reference: Sequence[F32]) -> NDArray[np.bool_]:
     """(width,) True where a column has the reference's bits in every shape."""
-    agreeing = [(y == expected[:, None]).all(axis=0) for y, expected in zip(outputs, reference, strict=True)]
-    return np.logical_and.reduce(agreeing)
+    pairs = zip(outputs, reference, strict=True)
+    agreeing: NDArray[np.bool_] = np.all([(y == expected[:, None]).all(axis=0) for y, expected in pairs], axis=0)
+    return agreeing
 
 
 def _longest_run(width: int, agreeing: NDArray[np.bool_]) -> Lanes:

@@ -35,7 +35,7 @@ class KVStorage:
     def bytes_per_token(self) -> int:
         """Bytes that one token takes in all layers, K and V together."""
         num_layers, num_kv_heads, _, head_dim = self.k.shape
-        return 2 * num_layers * num_kv_heads * head_dim * self.k.itemsize
+        return 2 * int(num_layers * num_kv_heads * head_dim) * self.k.itemsize
 
     def write(self, layer: int, slot_mapping: I64, k: F32, v: F32) -> None:
         """Stores k, v (T, K, D) of one layer at the given slots (T,), each at most once."""

@@ -4,16 +4,28 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
-from inference.formats.model_file import ModelFile
+from inference.errors import UnsupportedModelError
+from inference.formats.base import ModelFile
 from inference.model.base import Model
+from inference.model.llama import LlamaModel
 
 ProgressFn = Callable[[float], None]  # called with 0.0 .. 1.0
+
+_ARCHITECTURES = {"llama": LlamaModel}
 
 
 def load_model(model_file: ModelFile, *, num_threads: int = 0, on_progress: ProgressFn | None = None) -> Model:
     """Reads the weights and returns a model ready to run.
 
-    num_threads 0 means one per core. Raises UnsupportedModelError, with the known architectures, for one that is not
-    here, and ModelFileError for a tensor that is missing or misshapen.
+    num_threads 0 means one per core; it changes the speed, never the bits. Raises UnsupportedModelError, with the known
+    architectures, for one that is not here, and ModelFileError for a tensor that cannot be read.
     """
-    raise NotImplementedError
+    architecture = _ARCHITECTURES.get(model_file.architecture)
+    if architecture is None:
+        raise UnsupportedModelError(
+            model_file.path,
+            f"architecture {model_file.architecture!r}",
+            field="architecture",
+            known=tuple(sorted(_ARCHITECTURES)),
+        )
+    return architecture(model_file, num_threads=num_threads, on_progress=on_progress or (lambda fraction: None))

@@ -1,0 +1,102 @@
+"""The elementwise kernels in NumPy: norm, rotary embedding, gated activation. With call_plan and attention: the oracle.
+
+Activations are feature-major, (C, W): one token per column. So a sum over features is a sum of whole rows of the array,
+and each column goes through the same operations in the same order however many columns there are. NumPy's reduction
+along a contiguous axis would not do: its blocking depends on the shape.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import numpy as np
+
+from inference.kernels.scratch import Scratch
+from inference.types import F32, I32
+
+
+def rms_norm(x: F32, weight: F32, eps: float, scratch: Scratch) -> F32:
+    """x (C, W) over its root mean square, times weight (C, 1). Returns scratch "normed" (C, W); x is left alone.
+
+    Source: Zhang and Sennrich, arXiv:1910.07467.
+    """
+    C, W = x.shape
+    normed = scratch.take("normed", C, W)
+    np.multiply(x, x, out=normed)
+    scale = sum_rows(normed)  # (1, W)
+    scale *= np.float32(1 / C)
+    scale += np.float32(eps)
+    np.sqrt(scale, out=scale)
+    np.divide(x, scale, out=normed)
+    normed *= weight
+    return normed
+
+
+def silu_multiply(gate_up: F32, scratch: Scratch) -> F32:
+    """silu(gate) * up for gate_up (2 * I, W), gate above up. Returns the gate half (I, W), overwritten.
+
+    Source: Shazeer, arXiv:2002.05202 (SwiGLU). exp overflows to infinity for gates below -88; the quotient is then the
+    right one, zero.
+    """
+    num_gates = len(gate_up) // 2
+    gate, up = gate_up[:num_gates], gate_up[num_gates:]
+    denominator = scratch.take("denominator", *gate.shape)
+    np.negative(gate, out=denominator)
+    np.exp(denominator, out=denominator)
+    denominator += np.float32(1)
+    gate /= denominator
+    gate *= up
+    return gate
+
+
+def sum_rows(x: F32) -> F32:
+    """Sum over the second last axis, kept with length 1, as a tree of halvings. x (..., S, W) is overwritten.
+
+    The order of the additions depends on S alone. A tree also keeps the error at log2(S) roundings.
+    """
+    rows = x.shape[-2]
+    while rows > 1:
+        half = rows // 2
+        x[..., :half, :] += x[..., rows - half : rows, :]
+        rows -= half
+    return x[..., :1, :]
+
+
+@dataclass(frozen=True, slots=True)
+class RopeTable:
+    """cos and sin of every position, (max_positions, D / 2), computed in float64."""
+
+    cos: F32
+    sin: F32
+
+    @classmethod
+    def of(cls, max_positions: int, head_dim: int, theta: float) -> RopeTable:
+        frequencies = theta ** (-np.arange(0, head_dim, 2, dtype=np.float64) / head_dim)
+        angles = np.arange(max_positions, dtype=np.float64)[:, None] * frequencies
+        return cls(np.cos(angles).astype(np.float32), np.sin(angles).astype(np.float32))
+
+    def columns(self, positions: I32, first: int, width: int) -> tuple[F32, F32]:
+        """cos, sin (D / 2, width) with the given positions (T,) from column `first` on, zeros elsewhere."""
+        cos = np.zeros((self.cos.shape[1], width), np.float32)
+        sin = np.zeros_like(cos)
+        lanes = slice(first, first + len(positions))
+        cos[:, lanes] = self.cos[positions].T
+        sin[:, lanes] = self.sin[positions].T
+        return cos, sin
+
+
+def rotate(heads: F32, cos: F32, sin: F32, scratch: Scratch) -> None:
+    """Rotary embedding in place: heads (H, D, W), cos and sin (D / 2, W). Pairs are (i, i + D / 2), as in Hugging Face.
+
+    Source: Su et al., arXiv:2104.09864.
+    """
+    H, D, W = heads.shape
+    low, high = heads[:, : D // 2], heads[:, D // 2 :]
+    low_sin = scratch.take("low_sin", H, D // 2, W)
+    high_sin = scratch.take("high_sin", H, D // 2, W)
+    np.multiply(low, sin, out=low_sin)
+    np.multiply(high, sin, out=high_sin)
+    low *= cos
+    high *= cos
+    low -= high_sin
+    high += low_sin
