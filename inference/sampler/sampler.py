@@ -1,0 +1,71 @@
+"""Sampler: chooses the next token of one request.
+
+One Generator per request and one number drawn per sampled token: a reply depends on its seed and its logits, never on
+the requests that happen to be computed beside it, and not on being preempted. Knows nothing about text or stop strings.
+"""
+
+from __future__ import annotations
+
+import numpy as np
+
+from inference.errors import SamplingError
+from inference.sampler.filters import (
+    Logits,
+    apply_count_penalties,
+    apply_repetition_penalty,
+    num_kept,
+    softmax,
+    top_candidates,
+)
+from inference.types import F32, I32, SamplingParams
+
+
+class Sampler:
+    """Penalties, temperature, top_k, top_p, min_p, in this order; then one draw. temperature 0: the likeliest token.
+
+    params.seed None draws a seed from the operating system. Raises ValueError for a negative seed.
+    """
+
+    def __init__(self, params: SamplingParams, prompt_ids: I32, vocab_size: int) -> None:
+        self._params = params
+        self._generator = np.random.Generator(np.random.PCG64(params.seed))
+        self._counts = np.zeros(vocab_size, np.int32)  # (V,) occurrences in the output
+        self._is_seen = np.zeros(vocab_size, np.bool_)  # (V,) in prompt or output
+        self._is_seen[prompt_ids] = True
+
+    def sample(self, logits: F32) -> int:
+        """The next token for logits (V,), which are left alone. The token counts as output from now on.
+
+        Raises SamplingError when the logits are not numbers.
+        """
+        if not np.isfinite(logits.max()):  # NaN if any is NaN; -inf only if all are
+            raise SamplingError(num_nan=int(np.isnan(logits).sum()), vocab_size=len(logits))
+        penalised = self._penalise(logits)
+        if self._params.temperature == 0:
+            token_id = int(penalised.argmax())  # the lowest id among equals
+        else:
+            token_id = self._draw(penalised)
+        self._counts[token_id] += 1
+        self._is_seen[token_id] = True
+        return token_id
+
+    def _penalise(self, logits: F32) -> Logits:
+        params = self._params
+        has_counts = params.presence_penalty != 0 or params.frequency_penalty != 0
+        if params.repetition_penalty == 1 and not has_counts:
+            return logits
+        penalised = logits.astype(np.float64)  # out of reach of overflow
+        if params.repetition_penalty != 1:
+            apply_repetition_penalty(penalised, np.flatnonzero(self._is_seen), params.repetition_penalty)
+        if has_counts:
+            apply_count_penalties(penalised, self._counts, params.presence_penalty, params.frequency_penalty)
+        return penalised
+
+    def _draw(self, logits: Logits) -> int:
+        params = self._params
+        ids, candidates = top_candidates(logits, params.top_k)
+        probabilities = softmax(candidates, params.temperature)
+        num = num_kept(probabilities, params.top_p, params.min_p)
+        cumulated = np.cumsum(probabilities[:num])
+        chosen = int(np.searchsorted(cumulated, self._generator.random() * cumulated[-1], side="right"))
+        return int(ids[min(chosen, num - 1)])  # a draw that rounds up to the sum stays inside
