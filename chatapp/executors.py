@@ -1,7 +1,7 @@
 """Where the async rooms send their blocking work: a few threads for the database, a few for rendering.
 
 asgiref's own thread-sensitive executor is one thread for the whole process: one slow query there holds up every socket.
-Rendering has threads of its own, so that a page of Markdown never waits behind a database that is down, nor the reverse.
+Rendering has threads of its own: a page of Markdown never waits behind a database that is down, nor the reverse.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ _render = ThreadPoolExecutor(max_workers=2, thread_name_prefix="render")
 
 
 async def database(function: Callable[P, R], *args: P.args, **kwargs: P.kwargs) -> R:
-    """Run one database hop in a thread. Old connections are closed before and after: a restarted server is found again."""
+    """Run one database hop in a thread. Old connections are closed around it: a restarted server is found again."""
     return await _run(_database, partial(_with_fresh_connections, function, *args, **kwargs))
 
 

@@ -25,7 +25,7 @@ from chatapp.errors import Busy, Draining, EngineUnavailable, Invalid, WindowFul
 from inference.config import EngineConfig
 from inference.engine.llm_engine import LLMEngine, ProgressFn, load_engine
 from inference.engine.worker import Worker
-from inference.errors import EngineStopped, PromptTooLong, QueueFull
+from inference.errors import EngineStopped, PromptTooLong, QueueFull, TemplateError
 from inference.types import (
     ChatMessage,
     EngineStats,
@@ -131,7 +131,7 @@ _handle = _Handle()
 
 
 def start(worker: Worker | None = None) -> None:
-    """Begin loading the model of the settings, or take the given worker. Returns at once; `status` tells how it goes."""
+    """Begin loading the model of the settings, or take the given worker. Returns at once; see `status`."""
     if _handle.worker is not None and _handle.worker.state in ("loading", "ready"):
         raise RuntimeError("the engine of this process has been started already")
     _handle.worker = worker if worker is not None else Worker(_load)
@@ -226,8 +226,11 @@ def token_fingerprint() -> str:
 
 
 def build_prompt(messages: Sequence[ChatMessage]) -> Prompt:
-    """The rendered conversation, ready for a reply. Blocking: call it from a thread. Raises EngineUnavailable."""
-    return _engine().chat_template.build(messages)
+    """The rendered conversation, ready for a reply. Blocking: use a thread. Raises EngineUnavailable, Invalid."""
+    try:
+        return _engine().chat_template.build(messages)
+    except TemplateError as error:  # some templates refuse what others take: a system prompt, two questions in a row
+        raise Invalid(_("The model cannot be given this conversation: %(error)s.") % {"error": error}) from error
 
 
 def extended(prompt: Prompt, ids: Sequence[int]) -> Prompt:
@@ -252,8 +255,9 @@ def decode(ids: Sequence[int]) -> str:
 
 def sampling_params(values: dict[str, Any]) -> SamplingParams:
     """Stored sampling values, checked. Raises Invalid naming what is unknown or out of range."""
+    plain: dict[str, Any] = {name: tuple(value) if isinstance(value, list) else value for name, value in values.items()}
     try:
-        return SamplingParams(**{name: tuple(v) if isinstance(v, list) else v for name, v in values.items()})
+        return SamplingParams(**plain)
     except (TypeError, ValueError) as error:
         raise Invalid(
             _("The sampling values of this conversation cannot be used: %(error)s") % {"error": error}
@@ -338,5 +342,5 @@ def _engine() -> LLMEngine:
 
 
 def _salt(user_id: int) -> bytes:
-    """Keeps cached KV of one person from answering, or timing, another's guesses. Nobody can make it without the key."""
+    """Keeps cached KV of one person from answering, or timing, another's guesses; needs the installation's key."""
     return salted_hmac("chatapp.llm.salt", str(user_id), algorithm="sha256").digest()

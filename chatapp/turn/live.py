@@ -61,7 +61,7 @@ class LiveTurn:
 
 @dataclass(slots=True)
 class _Lag:
-    """A turn that a watcher is behind on: no deltas until it has caught up. `end` is the last frame, once there is one."""
+    """A turn that a watcher is behind on: no deltas until it has caught up. `end` is the last frame, once it exists."""
 
     turn: LiveTurn
     timer: asyncio.TimerHandle
@@ -182,7 +182,7 @@ class Live:
 
 
 class Watcher:
-    """One socket's view: its answers and the turns of the conversations that it follows, in the order they were said."""
+    """One socket's view: its answers and the turns of the conversations that it follows, in the order of saying."""
 
     def __init__(self, live: Live, *, max_unacked_chars: int = MAX_UNACKED_CHARS, stall_s: float = STALL_S) -> None:
         self.close_code: int | None = None
@@ -252,7 +252,7 @@ class Watcher:
             lag.end = text
 
     def ack(self, message_id: UUID, seq: int) -> None:
-        """The tab has shown `seq` of `message_id`; a turn it was behind on is shown again when half the credit is back."""
+        """The tab has shown `seq` of `message_id`. What it was behind on is sent once half the credit is back."""
         sent = self._unacked.get(message_id)
         while sent and sent[0][0] <= seq:
             self._unacked_chars -= sent.popleft()[1]

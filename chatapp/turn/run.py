@@ -1,0 +1,333 @@
+"""The story of a turn: reserve, store, choose, render, generate, show, save, end.
+
+`start` returns once the question is stored, durably; the turn goes on by itself, whoever leaves. It ends in exactly one
+of done, stopped, interrupted and failed, in the database first and then on the wire.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import math
+from collections.abc import AsyncIterator, Callable, Coroutine
+from contextlib import aclosing, asynccontextmanager
+from dataclasses import asdict, replace
+from typing import Any, TypeVar
+
+from django.db import transaction
+from django.utils.translation import gettext as _
+
+from chatapp import executors, hints, llm, selectors, storage, wire
+from chatapp.errors import ChatError, Conflict, StorageUnavailable
+from chatapp.markdown import render_blocks
+from chatapp.models import MessageStatus, User
+from chatapp.services import turns
+from chatapp.turn.live import Live, LiveTurn
+from chatapp.turn.prompt import Plan, plan_turn
+from chatapp.turn.stream import Publisher, Reply
+from chatapp.turn.writer import Ending, Writer
+
+logger = logging.getLogger(__name__)
+
+TurnFrame = wire.TurnSend | wire.TurnEdit | wire.TurnRegenerate | wire.TurnContinue
+Accept = Callable[[wire.TurnAccepted], None]
+T = TypeVar("T")
+
+_tasks: set[asyncio.Task[Any]] = set()  # the event loop itself holds tasks only weakly
+
+
+# --- beginning --------------------------------------------------------------------------------------------------------
+
+
+async def start(
+    live: Live,
+    user: User,
+    frame: TurnFrame,
+    *,
+    accept: Accept | None = None,
+    on_text: Callable[[str], None] | None = None,
+) -> LiveTurn | None:
+    """Store what was asked and set the reply going. Returns the running turn; None for a send whose turn is over.
+
+    accept is called before anything about the turn is published. Raises ChatError, and then nothing has been stored.
+    A caller that is cancelled takes nothing back: what was stored is answered.
+    """
+    return await asyncio.shield(_spawn(_start(live, user, frame, accept, on_text)))
+
+
+async def _start(
+    live: Live, user: User, frame: TurnFrame, accept: Accept | None, on_text: Callable[[str], None] | None
+) -> LiveTurn | None:
+    ticket = llm.reserve(user.pk)
+    try:
+        text = frame.text if isinstance(frame, wire.TurnSend | wire.TurnEdit) else ""
+        html = "".join(await executors.render(render_blocks, text)) if text and accept else ""
+        rows, plan = await executors.database(_admit, user, frame)
+    except BaseException:
+        ticket.release()
+        raise
+    # From here to the task nothing awaits: a stored turn always runs.
+    if accept is not None:
+        accept(_accepted(frame, rows, html))
+    if plan is None:
+        ticket.release()
+        return live.get(rows.assistant_message.id)
+    turn = LiveTurn(rows.conversation.id, rows.assistant_message.id, user.pk, on_text)
+    live.add(turn)
+    turn.task = _spawn(_run_turn(live, turn, plan, ticket))
+    _spawn(hints.aconversation_changed(user.pk, rows.conversation.id, title=rows.conversation.title))
+    return turn
+
+
+def _admit(user: User, frame: TurnFrame) -> tuple[turns.TurnRows, Plan | None]:
+    """Rows and prompt in one transaction: what does not fit is counted on the very rows, and leaves none behind."""
+    with storage.translated(), transaction.atomic():
+        rows = _open_rows(user, frame)
+        if rows.is_duplicate:
+            return rows, None
+        history = selectors.history(rows.conversation, rows.user_message)
+        return rows, plan_turn(rows.conversation, history, rows.assistant_message)
+
+
+def _open_rows(user: User, frame: TurnFrame) -> turns.TurnRows:
+    match frame:
+        case wire.TurnSend():
+            return turns.send_create(
+                user=user,
+                conversation_id=frame.conversation,
+                client_id=frame.client_id,
+                text=frame.text,
+                parent_id=frame.parent,
+                is_new=frame.is_new,
+                preset_id=frame.preset,
+            )
+        case wire.TurnEdit():
+            return turns.edit_create(
+                user=user,
+                conversation_id=frame.conversation,
+                message_id=frame.message,
+                client_id=frame.client_id,
+                text=frame.text,
+            )
+        case wire.TurnRegenerate():
+            return turns.regenerate_create(
+                user=user, conversation_id=frame.conversation, message_id=frame.message, client_id=frame.client_id
+            )
+        case wire.TurnContinue():
+            return turns.continue_open(user=user, conversation_id=frame.conversation, message_id=frame.message)
+
+
+def _accepted(frame: TurnFrame, rows: turns.TurnRows, html: str) -> wire.TurnAccepted:
+    has_question = isinstance(frame, wire.TurnSend | wire.TurnEdit)
+    return wire.TurnAccepted(
+        conversation=rows.conversation.id,
+        client_id=None if isinstance(frame, wire.TurnContinue) else frame.client_id,
+        user_message=rows.user_message.id if has_question else None,
+        user_html=html,
+        user_text=rows.user_message.text if has_question else "",
+        message=rows.assistant_message.id,
+        title=rows.conversation.title,
+        is_duplicate=rows.is_duplicate,
+    )
+
+
+async def stop(live: Live, user: User, frame: wire.TurnStop) -> None:
+    """End a running reply within one step; the text so far is kept. A turn that has ended already stays as it is.
+
+    Raises NotFound, and Conflict for a turn that runs in another process.
+    """
+    message = await executors.database(selectors.message_get, user, frame.conversation, frame.message)
+    turn = live.get(message.id)
+    if turn is not None:
+        turn.is_stopping = True
+        llm.cancel(turn.request_id)
+    elif message.is_open:
+        raise Conflict(_("This reply is being written by another process and can only be stopped there."))
+
+
+# --- the turn ---------------------------------------------------------------------------------------------------------
+
+
+async def _run_turn(live: Live, turn: LiveTurn, plan: Plan, ticket: llm.Ticket) -> None:
+    reply = Reply(plan.text, plan.token_ids)
+    publisher = Publisher(live, turn, reply)
+    writer = Writer(turn.message_id, reply, plan.token_fingerprint, on_gone=lambda: llm.cancel(turn.request_id))
+    with ticket:
+        ending = await _answer(turn, plan, ticket, reply, publisher, writer)
+    try:
+        is_closed = await writer.close(ending)
+    except StorageUnavailable:
+        ending = replace(ending, status=MessageStatus.FAILED, error=_("The reply could not be stored: no database."))
+        await _publish_end(live, turn, publisher, ending)
+        is_closed = await writer.close(ending, patience_s=math.inf)  # the text stays in memory until then
+    else:
+        await _publish_end(live, turn, publisher, ending)
+    if not is_closed:
+        logger.warning("message %s had been closed or deleted before its turn ended", turn.message_id)
+    await hints.aconversation_changed(turn.user_id, turn.conversation_id)
+
+
+async def _answer(
+    turn: LiveTurn, plan: Plan, ticket: llm.Ticket, reply: Reply, publisher: Publisher, writer: Writer
+) -> Ending:
+    """Generate, showing and saving on the way. Raises nothing: whatever goes wrong becomes an ending."""
+    try:
+        async with _in_background(publisher.run()), _in_background(writer.run()):
+            finished = await _generate(turn, plan, ticket, reply, publisher)
+        return _ending(turn, plan, finished)
+    except ChatError as error:  # the engine refused at the last moment
+        logger.warning("turn %s in conversation %s: %s", turn.message_id, turn.conversation_id, error.code)
+        return Ending(MessageStatus.FAILED, error=error.message)
+    except Exception:
+        logger.exception("turn %s in conversation %s failed", turn.message_id, turn.conversation_id)
+        return Ending(MessageStatus.FAILED, error=_("Something went wrong on the server; its log says what."))
+
+
+async def _generate(
+    turn: LiveTurn, plan: Plan, ticket: llm.Ticket, reply: Reply, publisher: Publisher
+) -> llm.FinishedEvent:
+    if turn.is_stopping:  # before the engine knew of it
+        return llm.FinishedEvent(turn.request_id, llm.FinishReason.CANCELLED, llm.RequestStats())
+    events = llm.generate(
+        ticket=ticket,
+        request_id=turn.request_id,
+        prompt=plan.prompt,
+        sampling=plan.sampling,
+        is_head_public=plan.is_head_public,
+        tags=(str(turn.conversation_id),),
+    )
+    async with aclosing(events):
+        async for event in events:
+            match event:
+                case llm.ProgressEvent():
+                    publisher.progress(event)
+                case llm.TokenEvent():
+                    reply.add(event.token_ids, event.text)
+                case llm.FinishedEvent():
+                    reply.finish(event.token_ids, event.text)
+            if isinstance(event, llm.TokenEvent | llm.FinishedEvent) and event.text:
+                publisher.text_changed()
+                if turn.on_text is not None:
+                    turn.on_text(event.text)
+            if isinstance(event, llm.FinishedEvent):
+                return event
+    raise AssertionError("a request ends with a FinishedEvent")
+
+
+def _ending(turn: LiveTurn, plan: Plan, finished: llm.FinishedEvent) -> Ending:
+    status = {
+        llm.FinishReason.STOP: MessageStatus.DONE,
+        llm.FinishReason.LENGTH: MessageStatus.DONE,
+        # Cancelled, but not by a person: the server is about to stop.
+        llm.FinishReason.CANCELLED: MessageStatus.STOPPED if turn.is_stopping else MessageStatus.INTERRUPTED,
+        llm.FinishReason.ERROR: MessageStatus.FAILED,
+    }[finished.finish_reason]
+    info, stats = llm.model_info(), finished.stats
+    numbers = turns.GenerationNumbers(
+        model_name=info.name,
+        model_fingerprint=info.fingerprint,
+        kernel_tier=info.kernel_tier,
+        sampling=asdict(plan.sampling),
+        seed=plan.sampling.seed,
+        finish_reason=finished.finish_reason.value,
+        num_prompt_tokens=stats.num_prompt_tokens,
+        num_reused_ram=stats.num_reused_ram,
+        num_reused_disk=stats.num_reused_disk,
+        num_computed=stats.num_computed,
+        num_generated=stats.num_generated,
+        queue_s=stats.queue_s,
+        ttft_s=stats.ttft_s,
+        prefill_s=stats.prefill_s,
+        decode_s=stats.decode_s,
+    )
+    return Ending(status, error=finished.error, generation=numbers)
+
+
+async def _publish_end(live: Live, turn: LiveTurn, publisher: Publisher, ending: Ending) -> None:
+    """The end, on every screen and in the log: ids and numbers, never text."""
+    blocks = await publisher.final_blocks()
+    numbers = ending.generation
+    live.publish_end(
+        turn,
+        status=ending.status.value,
+        blocks=blocks,
+        stats=turn_stats(numbers) if numbers else None,
+        error=ending.error,
+    )
+    stats = turn_stats(numbers or turns.GenerationNumbers(model_name=""))
+    logger.info(
+        "turn %s conversation %s user %s: %s %s, prompt %d = %d ram + %d disk + %d computed, generated %d, "
+        "queue %.0f ms, ttft %.0f ms, %.1f tok/s",
+        turn.message_id,
+        turn.conversation_id,
+        turn.user_id,
+        ending.status.value,
+        stats.finish_reason or "refused",
+        stats.prompt_tokens,
+        stats.reused_ram,
+        stats.reused_disk,
+        stats.computed,
+        stats.generated,
+        1000 * numbers.queue_s if numbers else 0,
+        stats.ttft_ms,
+        stats.decode_tok_s,
+    )
+
+
+def turn_stats(numbers: turns.GenerationNumbers) -> wire.TurnStats:
+    """The numbers under a reply."""
+    num_later = numbers.num_generated - 1
+    return wire.TurnStats(
+        prompt_tokens=numbers.num_prompt_tokens,
+        reused_ram=numbers.num_reused_ram,
+        reused_disk=numbers.num_reused_disk,
+        computed=numbers.num_computed,
+        generated=numbers.num_generated,
+        ttft_ms=round(1000 * numbers.ttft_s, 1),
+        decode_tok_s=round(num_later / numbers.decode_s, 1) if num_later > 0 and numbers.decode_s > 0 else 0.0,
+        finish_reason=numbers.finish_reason,
+    )
+
+
+# --- the end of the process -------------------------------------------------------------------------------------------
+
+
+async def drain(live: Live, *, grace_s: float = 8.0) -> None:
+    """Let running turns end, interrupt and store the rest, close every socket. New ones must be refused already."""
+    llm.drain()
+    live.broadcast(wire.ServerDraining())
+    await _wait(grace_s)
+    for turn in live.turns:
+        llm.cancel(turn.request_id)
+    await _wait(1.0)
+    for turn in live.turns:
+        logger.error("turn %s did not end in time; the next start will mark it interrupted", turn.message_id)
+    live.close_all()
+
+
+async def _wait(timeout_s: float) -> None:
+    if _tasks:
+        await asyncio.wait(_tasks, timeout=timeout_s)
+
+
+def _spawn(work: Coroutine[Any, Any, T]) -> asyncio.Task[T]:
+    task = asyncio.create_task(work)
+    _tasks.add(task)
+    task.add_done_callback(_tasks.discard)
+    return task
+
+
+@asynccontextmanager
+async def _in_background(work: Coroutine[Any, Any, None]) -> AsyncIterator[None]:
+    """Run `work` beside the body and end it with the body; then its own failure, if any, is raised.
+
+    Not a TaskGroup: that would wrap the body's ChatError.
+    """
+    task = asyncio.create_task(work)
+    try:
+        yield
+    finally:
+        task.cancel()
+        await asyncio.wait([task])
+    if not task.cancelled():
+        task.result()
