@@ -49,7 +49,7 @@ class Busy(ChatError):
 
 
 class Throttled(ChatError):
-    """Too many wrong passwords, for this account or from this address; `retry_after_s` in the detail says how long to wait."""
+    """Too many wrong passwords for this account or from this address. detail: retry_after_s."""
 
     code = "throttled"
     status = 429

@@ -13,7 +13,7 @@ _CONTROL = re.compile("[\x00-\x1f\x7f-\x9f\u2028\u2029\u202a-\u202e\u2066-\u2069
 class LineFormatter(logging.Formatter):
     """`2026-01-31T12:00:00.123Z INFO chatapp.turn.run: ...`, a traceback behind it on the same line."""
 
-    converter = time.gmtime
+    converter = time.gmtime  # type: ignore[assignment]  # as the manual of logging says to do it
     default_time_format = "%Y-%m-%dT%H:%M:%S"
     default_msec_format = "%s.%03dZ"
 

@@ -11,7 +11,7 @@ from django.http.response import HttpResponseBase
 from django.utils import translation
 
 
-class ContentPolicyMiddleware(CSPMiddleware):  # type: ignore[misc]  # csp is untyped
+class ContentPolicyMiddleware(CSPMiddleware):
     """The strict policy everywhere, the admin's own on the pages of the admin and nowhere else.
 
     An admin page is one that the URL table resolved to the admin; an address that merely looks like it is not.

@@ -1,15 +1,31 @@
-"""Reads. They take the person first and answer NotFound for what belongs to somebody else: ownership is decided here only.
+"""Reads. They take the person first and answer NotFound for what belongs to somebody else: ownership is decided here.
 
 Each names the columns that it needs; the number of queries does not depend on the number of rows.
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Collection
 from dataclasses import dataclass
+from datetime import UTC, datetime, timedelta
 from uuid import UUID
 
-from chatapp.models import Conversation, Generation, Message, Preset, User
+from django.db import connection
+from django.db.models import Q, QuerySet
+
+from chatapp.errors import Invalid, NotFound
+from chatapp.models import OPEN_STATUSES, Conversation, Generation, Message, Preset, Role, User
+from chatapp.storage import translated
+from chatapp.text import storable
+
+_LIST_COLUMNS = ("id", "owner_id", "title", "title_source", "is_pinned", "is_archived", "created_at", "updated_at")
+_PROMPT_COLUMNS = ("id", "parent_id", "role", "text", "status", "token_ids", "token_fingerprint", "position")
+_TRANSCRIPT_COLUMNS = (
+    *("id", "conversation_id", "parent_id", "role", "text", "status", "error", "client_id"),
+    *("position", "created_at", "finished_at"),
+)
+_EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
+_WHOLE_PATH = 1 << 31
 
 
 @dataclass(frozen=True, slots=True)
@@ -22,11 +38,11 @@ class ConversationPage:
 
 @dataclass(frozen=True, slots=True)
 class TranscriptMessage:
-    """A message on the active path. sibling_ids holds the versions in the order they were made, this one included."""
+    """A message on the active path. sibling_ids: its versions in the order in which they were made, itself included."""
 
     message: Message
     sibling_ids: tuple[UUID, ...]
-    generation: Generation | None  # the newest; None for user messages and unfinished replies
+    generation: Generation | None  # the newest; None for user messages and before the first one has ended
 
     @property
     def version(self) -> int:
@@ -46,59 +62,192 @@ class TranscriptMessage:
 
 @dataclass(frozen=True, slots=True)
 class Transcript:
-    """A window of the active path, top to bottom. older_cursor goes in as `before` for what lies above; None at the top."""
+    """A window of the active path, top to bottom. older_cursor: `before` for what lies above; None at the top."""
 
     messages: list[TranscriptMessage]
     older_cursor: UUID | None
 
 
+@translated()
 def is_set_up() -> bool:
     """Whether the installation has an account; until then the first visitor makes the owner's."""
-    raise NotImplementedError
+    return User.objects.exists()
 
 
-def conversation_get(user: User, conversation_id: UUID) -> Conversation:
-    """One conversation of this person. Raises NotFound."""
-    raise NotImplementedError
+@translated()
+def conversation_get(user: User, conversation_id: UUID, *, is_locked: bool = False) -> Conversation:
+    """One conversation of this person. Raises NotFound.
+
+    is_locked, inside a transaction: until its end nobody else gets this row locked (SQLite locks all writers out).
+    """
+    rows = Conversation.objects.select_for_update(no_key=True) if is_locked else Conversation.objects.all()
+    try:
+        return rows.get(owner=user, id=conversation_id)
+    except Conversation.DoesNotExist:
+        raise NotFound("This conversation does not exist.") from None
 
 
+@translated()
 def message_get(user: User, conversation_id: UUID, message_id: UUID) -> Message:
-    """One message of this person, with `conversation` loaded. Raises NotFound."""
-    raise NotImplementedError
+    """One message of this person, with its conversation. Raises NotFound."""
+    try:
+        return Message.objects.select_related("conversation").get(
+            conversation__owner=user, conversation_id=conversation_id, id=message_id
+        )
+    except Message.DoesNotExist:
+        raise NotFound("This message does not exist.") from None
 
 
+@translated()
+def open_message(user: User, conversation_id: UUID) -> Message | None:
+    """The reply that is being written in a conversation of this person, if one is."""
+    return Message.objects.filter(
+        conversation__owner=user, conversation_id=conversation_id, status__in=OPEN_STATUSES
+    ).first()
+
+
+@translated()
 def conversation_list(
     user: User, *, cursor: str = "", query: str = "", limit: int = 50, is_archived: bool = False
 ) -> ConversationPage:
-    """A page of this person's conversations, only those with `query` in the title if given. Raises Invalid for a bad cursor."""
-    raise NotImplementedError
+    """A page of this person's conversations, with `query` in the title if given. Raises Invalid for a bad cursor."""
+    rows = Conversation.objects.filter(owner=user, is_archived=is_archived).only(*_LIST_COLUMNS)
+    if words := storable(query).strip():
+        rows = rows.filter(title__icontains=words)
+    if cursor:
+        rows = rows.filter(_is_below(cursor))
+    found = list(rows.order_by("-is_pinned", "-updated_at", "-id")[: limit + 1])
+    return ConversationPage(found[:limit], _cursor_of(found[limit - 1]) if len(found) > limit else "")
 
 
+@translated()
 def preset_list(user: User) -> list[Preset]:
-    """What this person may start a conversation with: public presets, then own ones; the default one first."""
-    raise NotImplementedError
+    """What this person may start a conversation with: the default preset, public ones, own ones."""
+    return list(_presets_of(user).order_by("-is_default", "owner_id", "name"))
 
 
-def preset_get(user: User, preset_id: UUID) -> Preset:
-    """A public preset or one of this person. Raises NotFound."""
-    raise NotImplementedError
+@translated()
+def preset_get(user: User, preset_id: UUID | None) -> Preset | None:
+    """A public preset or one of this person; for None the default one, if there is one. Raises NotFound."""
+    if preset_id is None:
+        return Preset.objects.filter(is_default=True).first()
+    try:
+        return _presets_of(user).get(id=preset_id)
+    except Preset.DoesNotExist:
+        raise NotFound("This preset does not exist.") from None
 
 
+@translated()
 def transcript(user: User, conversation_id: UUID, *, before: UUID | None = None, limit: int = 50) -> Transcript:
-    """The last `limit` messages of the active path, or those above message `before`. Raises NotFound."""
-    raise NotImplementedError
+    """The last `limit` messages of the active path, or of what lies above message `before`. Raises NotFound."""
+    conversation = conversation_get(user, conversation_id)
+    if before is None:
+        leaf_id = conversation.active_leaf_id
+    else:
+        leaf_id = message_get(user, conversation_id, before).parent_id
+    path = _path(leaf_id, columns=_TRANSCRIPT_COLUMNS, limit=limit)
+    siblings = _siblings_of(conversation, path)
+    generations = generations_of([message.id for message in path if message.role == Role.ASSISTANT])
+    return Transcript(
+        [
+            TranscriptMessage(message, tuple(siblings[message.parent_id]), generations.get(message.id))
+            for message in path
+        ],
+        path[0].id if path and path[0].parent_id else None,
+    )
 
 
+@translated()
 def history(conversation: Conversation, leaf: Message) -> list[Message]:
     """The path from the first message to `leaf`, both included, with the columns a prompt needs. One query."""
-    raise NotImplementedError
+    assert leaf.conversation_id == conversation.id
+    return _path(leaf.id, columns=_PROMPT_COLUMNS, limit=_WHOLE_PATH)
 
 
-def open_message(user: User, conversation_id: UUID) -> Message | None:
-    """The reply that is being written there, if one is. Raises NotFound."""
-    raise NotImplementedError
+@translated()
+def newest_leaf_id(message: Message) -> UUID:
+    """The last message that was made below this one; itself when there is none."""
+    table = Message._meta.db_table
+    # The newest descendant is a leaf, since a child is made after its parent.
+    query = f"""
+        WITH RECURSIVE below(id, position, created_at) AS (
+            SELECT id, position, created_at FROM {table} WHERE id = %s
+            UNION ALL
+            SELECT m.id, m.position, m.created_at FROM {table} m JOIN below ON m.parent_id = below.id
+        )
+        SELECT id FROM below ORDER BY created_at DESC, position DESC LIMIT 1
+    """  # noqa: S608 -- no part of it comes from outside
+    return Message.objects.raw(query, [_key(message.id)])[0].id
 
 
-def generations_of(message_ids: Sequence[UUID]) -> dict[UUID, Generation]:
+@translated()
+def generations_of(message_ids: Collection[UUID]) -> dict[UUID, Generation]:
     """The newest generation of each of these messages."""
-    raise NotImplementedError
+    rows = Generation.objects.filter(message_id__in=message_ids).order_by("created_at")
+    return {generation.message_id: generation for generation in rows}
+
+
+def _path(leaf_id: UUID | None, *, columns: tuple[str, ...], limit: int) -> list[Message]:
+    """`leaf_id` and what lies above it, at most `limit` messages, top to bottom, with these columns loaded.
+
+    The database walks from parent to parent, so the cost depends on `limit` and not on how large the tree is. Depth and
+    position count down together: rows that form a ring by some accident cannot keep it going.
+    """
+    if leaf_id is None:
+        return []
+    table = Message._meta.db_table
+    query = f"""
+        WITH RECURSIVE path(id, parent_id, position, num) AS (
+            SELECT id, parent_id, position, 1 FROM {table} WHERE id = %s
+            UNION ALL
+            SELECT m.id, m.parent_id, m.position, path.num + 1 FROM path
+            JOIN {table} m ON m.id = path.parent_id AND m.position = path.position - 1
+            WHERE path.num < %s
+        )
+        SELECT {", ".join(f"m.{name}" for name in columns)} FROM path JOIN {table} m ON m.id = path.id
+        ORDER BY m.position
+    """  # noqa: S608 -- no part of it comes from outside
+    return list(Message.objects.raw(query, [_key(leaf_id), limit]))
+
+
+def _siblings_of(conversation: Conversation, path: list[Message]) -> dict[UUID | None, list[UUID]]:
+    """Parent -> its children in the order in which they were made, for the parents of a path."""
+    parents = [message.parent_id for message in path if message.parent_id]
+    wanted = Q(parent_id__in=parents)
+    if path and not path[0].parent_id:
+        wanted |= Q(conversation=conversation, position=0)
+    siblings: dict[UUID | None, list[UUID]] = {}
+    for message_id, parent_id in (
+        Message.objects.filter(wanted).order_by("created_at", "id").values_list("id", "parent_id")
+    ):
+        siblings.setdefault(parent_id, []).append(message_id)
+    return siblings
+
+
+def _presets_of(user: User) -> QuerySet[Preset]:
+    return Preset.objects.filter(Q(owner__isnull=True) | Q(owner=user))
+
+
+def _key(value: UUID) -> object:
+    """A UUID as this database stores it, for a raw query."""
+    return Message._meta.pk.get_db_prep_value(value, connection)
+
+
+def _cursor_of(conversation: Conversation) -> str:
+    """The place of a row in the list's order, as text for a URL."""
+    microseconds = (conversation.updated_at - _EPOCH) // timedelta(microseconds=1)
+    return f"{conversation.is_pinned:d}.{microseconds}.{conversation.id.hex}"
+
+
+def _is_below(cursor: str) -> Q:
+    """The condition for rows behind the one that _cursor_of was given. Raises Invalid."""
+    try:
+        pinned, microseconds, hexadecimal = cursor.split(".")
+        is_pinned = bool(int(pinned))
+        updated_at = _EPOCH + timedelta(microseconds=int(microseconds))
+        conversation_id = UUID(hexadecimal)
+    except (ValueError, OverflowError):
+        raise Invalid("This address of a page of the list is not valid.") from None
+    return Q(is_pinned__lt=is_pinned) | Q(is_pinned=is_pinned) & (
+        Q(updated_at__lt=updated_at) | Q(updated_at=updated_at, id__lt=conversation_id)
+    )

@@ -72,8 +72,9 @@ _ALLOWED_HOSTS = env.words("RECOLLECT_ALLOWED_HOSTS")
 ALLOWED_HOSTS = list(dict.fromkeys([*_LOOPBACK_NAMES, *_ALLOWED_HOSTS]))
 if RECOLLECT_HOST not in ("0.0.0.0", "::", *ALLOWED_HOSTS):  # noqa: S104 -- compared, not bound
     ALLOWED_HOSTS.append(f"[{RECOLLECT_HOST}]" if ":" in RECOLLECT_HOST else RECOLLECT_HOST)
+RECOLLECT_IS_EXPOSED_BY_NAME = not all(_is_loopback(host) for host in ALLOWED_HOSTS)
 # Others than the person at this machine can reach the server, perhaps through a proxy: the set-up link needs its token.
-RECOLLECT_IS_EXPOSED = not (_is_loopback(RECOLLECT_HOST) and all(_is_loopback(host) for host in ALLOWED_HOSTS))
+RECOLLECT_IS_EXPOSED = RECOLLECT_IS_EXPOSED_BY_NAME or RECOLLECT_HTTPS or not _is_loopback(RECOLLECT_HOST)
 
 # --- Django -----------------------------------------------------------------------------------------------------------
 

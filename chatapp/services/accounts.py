@@ -3,42 +3,141 @@
 from __future__ import annotations
 
 from typing import Any
+from uuid import UUID
 
+from django.conf import settings
+from django.contrib import auth
+from django.contrib.auth.password_validation import validate_password
+from django.core.exceptions import ValidationError
+from django.db import IntegrityError, transaction
 from django.http import HttpRequest
 
+from chatapp import keys, llm, selectors
+from chatapp.errors import Conflict, Invalid, NotFound
 from chatapp.models import User
+from chatapp.services import login_throttle
+from chatapp.storage import translated
+from chatapp.text import is_storable
+
+
+def is_setup_token_required() -> bool:
+    """Whether owner_create wants the token: yes when others than the person at this machine may reach the server."""
+    return settings.RECOLLECT_IS_EXPOSED
 
 
 def setup_token_create() -> str:
     """A new one-time token for the set-up link; voids the one before it. For `serve`, which prints the link."""
-    raise NotImplementedError
+    return keys.setup_token_create(settings.RECOLLECT_KEYS)
 
 
-def is_setup_token_required() -> bool:
-    """Whether owner_create wants the token: yes as soon as others than the person at this machine may reach the server."""
-    raise NotImplementedError
+def setup_token_matches(token: str) -> bool:
+    """Whether owner_create would take this token (or needs none)."""
+    return not is_setup_token_required() or keys.setup_token_matches(settings.RECOLLECT_KEYS, token)
 
 
+@translated()
 def owner_create(*, username: str, password: str, token: str = "") -> User:
-    """The first account, staff and superuser. Raises Conflict when there is one, NotFound for a wrong token, Invalid."""
-    raise NotImplementedError
+    """The first account, staff and superuser. Raises Conflict when there is one, NotFound for a wrong token, Invalid.
+
+    Of two that come at once the schema lets one through.
+    """
+    if selectors.is_set_up():
+        raise Conflict("This installation has an owner already.")
+    if not setup_token_matches(token):
+        raise NotFound("This link is not valid: take the one that the server printed when it started last.")
+    user = _account(username, password, is_owner=True, is_staff=True, is_superuser=True)
+    try:
+        with transaction.atomic():
+            user.save(force_insert=True)
+    except IntegrityError:
+        raise Conflict("This installation has an owner already.") from None
+    keys.setup_token_remove(settings.RECOLLECT_KEYS)
+    return user
 
 
+@translated()
 def sign_up(*, username: str, password: str, language: str = "") -> User:
-    """Another account. Raises NotFound while sign-up is off or there is no owner, Conflict for a taken name, Invalid."""
-    raise NotImplementedError
+    """Another account. Raises NotFound while sign-up is off or no owner exists, Conflict for a taken name, Invalid."""
+    if not settings.RECOLLECT_SIGNUP or not selectors.is_set_up():
+        raise NotFound("New accounts are made by the owner of this installation.")
+    user = _account(username, password, language=language)
+    try:
+        with transaction.atomic():
+            user.save(force_insert=True)
+    except IntegrityError:
+        raise Conflict("This name is taken.") from None
+    return user
 
 
+@translated()
 def log_in(*, request: HttpRequest, username: str, password: str) -> User:
     """Check name and password and begin the session. Raises Throttled, or Invalid (the same for every wrong pair)."""
-    raise NotImplementedError
+    username = User.normalize_username(username)
+    address = _address(request)
+    login_throttle.attempt_begin(username=username, address=address)
+    is_possible = is_storable(username) and is_storable(password)
+    user = auth.authenticate(request, username=username, password=password) if is_possible else None
+    if user is None:
+        raise Invalid("Wrong name or password.")
+    assert isinstance(user, User)
+    login_throttle.attempt_succeeded(username=username, address=address)
+    auth.login(request, user)
+    return user
 
 
+@translated()
 def preferences_save(*, user: User, language: str, preferences: dict[str, Any]) -> User:
-    """Raises Invalid for an unknown language."""
-    raise NotImplementedError
+    """What a person chose for themself. Raises Invalid for an unknown language; "" is what the browser asks for."""
+    if language and language not in dict(settings.LANGUAGES):
+        raise Invalid("This language is not known.", language=language, legal=[code for code, _ in settings.LANGUAGES])
+    user.language = language
+    user.preferences = preferences
+    user.save(update_fields=["language", "preferences"])
+    return user
 
 
+@translated()
 def user_delete(*, user: User) -> None:
-    """An account with its conversations; after the commit also their cached KV."""
-    raise NotImplementedError
+    """An account with its conversations; after the commit also their cached KV.
+
+    Raises Conflict for the owner: without an account the next visitor would become the owner.
+    """
+    if user.is_owner:
+        raise Conflict("The owner's account cannot be deleted; give the installation up instead.")
+    with transaction.atomic():
+        conversation_ids = list(user.conversations.select_for_update().values_list("id", flat=True))
+        user.delete()
+        transaction.on_commit(lambda: _purge_all(conversation_ids))
+
+
+def _purge_all(conversation_ids: list[UUID]) -> None:
+    for conversation_id in conversation_ids:
+        llm.purge(conversation_id)
+
+
+def _account(username: str, password: str, **values: Any) -> User:
+    """A validated account, not yet stored. Raises Invalid; its detail says per field what is wrong."""
+    user = User(username=User.normalize_username(username), **values)
+    problems: dict[str, list[str]] = {}
+    try:
+        user.clean_fields(exclude=["password"])
+    except ValidationError as error:
+        problems |= error.message_dict
+    try:
+        validate_password(password, user)
+    except ValidationError as error:
+        problems["password"] = error.messages
+    if not is_storable(password):
+        problems["password"] = ["The password holds characters that cannot be stored."]
+    if problems:
+        raise Invalid(" ".join(sentence for found in problems.values() for sentence in found), fields=problems)
+    user.set_password(password)
+    return user
+
+
+def _address(request: HttpRequest) -> str:
+    """Where a request comes from. Behind the TLS proxy: what the proxy itself appended last; what stands before that in
+    X-Forwarded-For is the client's own invention."""
+    if settings.RECOLLECT_HTTPS and (forwarded := request.headers.get("X-Forwarded-For", "")):
+        return forwarded.rsplit(",", 1)[-1].strip()
+    return str(request.META.get("REMOTE_ADDR", ""))

@@ -2,26 +2,70 @@
 
 from __future__ import annotations
 
+from functools import partial
 from uuid import UUID
 
-from chatapp.models import Conversation, User
+from django.db import transaction
+from django.utils import timezone
+
+from chatapp import llm, selectors
+from chatapp.errors import Invalid
+from chatapp.models import OPEN_STATUSES, Conversation, MessageStatus, TitleSource, User
+from chatapp.storage import translated
+from chatapp.text import one_line
+
+_MAX_TITLE_CHARS = 200  # of the column
 
 
+@translated()
 def conversation_rename(*, user: User, conversation_id: UUID, title: str) -> Conversation:
-    """A title by a person, which nothing replaces. Raises NotFound, Invalid (empty, longer than 200)."""
-    raise NotImplementedError
+    """A title by a person, which nothing replaces. Raises NotFound, Invalid (empty, too long)."""
+    title = one_line(title)
+    if not title:
+        raise Invalid("The title is empty.")
+    if len(title) > _MAX_TITLE_CHARS:
+        raise Invalid(
+            f"The title has {len(title)} characters, at most {_MAX_TITLE_CHARS} are allowed.",
+            num_chars=len(title),
+            max_chars=_MAX_TITLE_CHARS,
+        )
+    conversation = selectors.conversation_get(user, conversation_id)
+    conversation.title = title
+    conversation.title_source = TitleSource.PERSON
+    conversation.save(update_fields=["title", "title_source"])
+    return conversation
 
 
+@translated()
 def conversation_pin(*, user: User, conversation_id: UUID, is_pinned: bool) -> Conversation:
-    """Raises NotFound."""
-    raise NotImplementedError
+    """Keep it at the top of the list, or not. Raises NotFound."""
+    conversation = selectors.conversation_get(user, conversation_id)
+    conversation.is_pinned = is_pinned
+    conversation.save(update_fields=["is_pinned"])
+    return conversation
 
 
-def conversation_delete(*, user: User, conversation_id: UUID) -> None:
-    """The conversation, its messages and their numbers; after the commit also its cached KV. Raises NotFound."""
-    raise NotImplementedError
-
-
+@translated()
 def branch_select(*, user: User, conversation_id: UUID, message_id: UUID) -> Conversation:
-    """Show the branch through this message: its newest leaf becomes the active one. Raises NotFound, Conflict."""
-    raise NotImplementedError
+    """Show the branch through this message, down to what was made last below it. Raises NotFound."""
+    message = selectors.message_get(user, conversation_id, message_id)
+    conversation = message.conversation
+    conversation.active_leaf_id = selectors.newest_leaf_id(message)
+    conversation.save(update_fields=["active_leaf"])
+    return conversation
+
+
+@translated()
+def conversation_delete(*, user: User, conversation_id: UUID) -> None:
+    """The conversation, its messages and their numbers; after the commit also its cached KV. Raises NotFound.
+
+    A turn that still runs there finds nothing to save into and ends; stop it first to save the work.
+    """
+    with transaction.atomic():
+        conversation = selectors.conversation_get(user, conversation_id, is_locked=True)
+        # A close that is under way commits before this, and none comes after: no Generation appears while we delete.
+        conversation.messages.filter(status__in=OPEN_STATUSES).update(
+            status=MessageStatus.INTERRUPTED, finished_at=timezone.now()
+        )
+        conversation.delete()
+        transaction.on_commit(partial(llm.purge, conversation_id))

@@ -1,16 +1,38 @@
-"""What a turn writes: question and open reply before anything is computed, text while it runs, one guarded close at its end.
+"""What a turn writes: question and open reply before anything is computed, text as it grows, one guarded close.
 
-Knows no engine: which tokens were generated, and at what cost, is told by whoever runs the turn.
+Knows no engine: which tokens were generated, and at what cost, is told by whoever runs the turn. Whoever begins a turn
+locks the conversation, so two sends there wait for one another; the schema's constraints stand behind that.
 """
 
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import asdict, dataclass, field
 from typing import Any
 from uuid import UUID
 
-from chatapp.models import Conversation, Message, MessageStatus, User
+from django.db import transaction
+from django.utils import timezone
+
+from chatapp import llm, selectors
+from chatapp.errors import Conflict, Invalid
+from chatapp.models import (
+    OPEN_STATUSES,
+    ContextPolicy,
+    Conversation,
+    Generation,
+    Message,
+    MessageStatus,
+    Role,
+    TitleSource,
+    User,
+    pack_ids,
+)
+from chatapp.storage import translated
+from chatapp.text import first_words, is_storable, storable
+from chatapp.wire import MAX_MESSAGE_CHARS
+
+_CONTINUABLE = (MessageStatus.STOPPED, MessageStatus.INTERRUPTED, MessageStatus.FAILED)
 
 
 @dataclass(frozen=True, slots=True)
@@ -47,6 +69,7 @@ class GenerationNumbers:
     decode_s: float = 0.0
 
 
+@translated()
 def send_create(
     *,
     user: User,
@@ -59,37 +82,95 @@ def send_create(
 ) -> TurnRows:
     """A user message under `parent_id` and the open reply to it. The same client_id again gives the same rows.
 
-    Raises Invalid (empty, too long, not storable, a parent of the wrong kind), NotFound (conversation, parent or preset), Conflict (client_id
-    used for another text, a reply is still being written).
+    Raises Invalid (empty, too long, not storable, a parent of the wrong kind), NotFound (conversation, parent, preset),
+    Conflict (client_id used for another text, a reply is still being written).
     """
-    raise NotImplementedError
+    _check_text(text)
+    with transaction.atomic(durable=True):
+        if is_new:
+            _conversation_begin(user, conversation_id, text, preset_id)
+        conversation = selectors.conversation_get(user, conversation_id, is_locked=True)
+        if known := _known_question(conversation, client_id, text):
+            return known
+        parent = selectors.message_get(user, conversation_id, parent_id) if parent_id else None
+        if parent and parent.role != Role.ASSISTANT:
+            raise Invalid("A message can only follow a reply.")
+        return _ask(conversation, parent, client_id, text)
 
 
+@translated()
 def edit_create(*, user: User, conversation_id: UUID, message_id: UUID, client_id: UUID, text: str) -> TurnRows:
     """A sibling of user message `message_id` with another text, and the open reply to it. Raises as send_create."""
-    raise NotImplementedError
+    _check_text(text)
+    with transaction.atomic(durable=True):
+        conversation = selectors.conversation_get(user, conversation_id, is_locked=True)
+        if known := _known_question(conversation, client_id, text):
+            return known
+        original = selectors.message_get(user, conversation_id, message_id)
+        if original.role != Role.USER:
+            raise Invalid("Only a message of a person can be edited.")
+        return _ask(conversation, original.parent, client_id, text)
 
 
+@translated()
 def regenerate_create(*, user: User, conversation_id: UUID, message_id: UUID, client_id: UUID) -> TurnRows:
-    """An open sibling of assistant message `message_id`. Raises NotFound, Invalid, Conflict."""
-    raise NotImplementedError
+    """An open sibling of assistant message `message_id`. The same client_id again gives the same rows.
+
+    Raises NotFound, Invalid (not a reply), Conflict (client_id used for something else, a reply is being written).
+    """
+    with transaction.atomic(durable=True):
+        conversation = selectors.conversation_get(user, conversation_id, is_locked=True)
+        original = selectors.message_get(user, conversation_id, message_id)
+        question = original.parent
+        if original.role != Role.ASSISTANT or question is None:
+            raise Invalid("Only a reply can be made again.")
+        if known := conversation.messages.filter(client_id=client_id).first():
+            if known.role != Role.ASSISTANT or known.parent_id != question.id:
+                raise _client_id_reused()
+            return TurnRows(conversation, question, known, is_duplicate=True)
+        return _open_reply(conversation, question, client_id)
 
 
+@translated()
 def continue_open(*, user: User, conversation_id: UUID, message_id: UUID) -> TurnRows:
-    """Open again a reply that was stopped, interrupted, failed or cut by length. Raises NotFound, Conflict."""
-    raise NotImplementedError
+    """Open again a reply that was stopped, interrupted, failed or cut by length; its text stays and will grow.
+
+    Raises NotFound, Invalid (not a reply), Conflict (it is complete, something follows it, a reply is being written).
+    """
+    with transaction.atomic(durable=True):
+        conversation = selectors.conversation_get(user, conversation_id, is_locked=True)
+        reply = selectors.message_get(user, conversation_id, message_id)
+        if reply.role != Role.ASSISTANT or reply.parent is None:
+            raise Invalid("Only a reply can be continued.")
+        _refuse_while_open(conversation)
+        newest = selectors.generations_of([reply.id]).get(reply.id)
+        was_cut = newest is not None and newest.finish_reason == llm.FinishReason.LENGTH
+        if reply.status not in _CONTINUABLE and not was_cut:
+            raise Conflict("This reply is complete.")
+        if reply.children.exists():  # what follows was an answer to the text as it stands
+            raise Conflict("The conversation has gone on below this reply: it can be made again, not continued.")
+        reply.status = MessageStatus.QUEUED
+        reply.error = ""
+        reply.finished_at = None
+        reply.save(update_fields=["status", "error", "finished_at"])
+        _show(conversation, reply)
+        return TurnRows(conversation, reply.parent, reply)
 
 
+@translated()
 def turn_progress(*, message_id: UUID, status: MessageStatus) -> bool:
     """The turn reached another stage. False: it had been closed (or deleted) before."""
-    raise NotImplementedError
+    assert status in OPEN_STATUSES
+    return _update_open(message_id, status=status)
 
 
+@translated()
 def turn_save(*, message_id: UUID, text: str, token_ids: Sequence[int], token_fingerprint: str) -> bool:
     """What has been written so far. False: the turn had been closed (or deleted) before, and nothing was saved."""
-    raise NotImplementedError
+    return _update_open(message_id, **_written(text, token_ids, token_fingerprint))
 
 
+@translated()
 def turn_close(
     *,
     message_id: UUID,
@@ -101,9 +182,128 @@ def turn_close(
     generation: GenerationNumbers | None = None,
 ) -> bool:
     """End a turn, with its numbers. Only the first close of a turn does anything; it returns True."""
-    raise NotImplementedError
+    assert status not in OPEN_STATUSES
+    with transaction.atomic(durable=True):
+        is_first = _update_open(
+            message_id,
+            status=status,
+            error=storable(error),
+            finished_at=timezone.now(),
+            **_written(text, token_ids, token_fingerprint),
+        )
+        if is_first and generation is not None:
+            Generation.objects.create(message_id=message_id, **asdict(generation))
+        return is_first
 
 
+@translated()
 def recover_interrupted() -> int:
-    """Mark every open turn as interrupted, text kept; how many there were. Only for a start: no turn may be running."""
-    raise NotImplementedError
+    """Mark every open turn as interrupted, text kept; returns how many. For a server's start, before its first turn."""
+    return Message.objects.filter(status__in=OPEN_STATUSES).update(
+        status=MessageStatus.INTERRUPTED, finished_at=timezone.now()
+    )
+
+
+def _check_text(text: str) -> None:
+    if not text.strip():
+        raise Invalid("The message is empty.")
+    if len(text) > MAX_MESSAGE_CHARS:
+        raise Invalid(
+            f"The message has {len(text)} characters, at most {MAX_MESSAGE_CHARS} are allowed.",
+            num_chars=len(text),
+            max_chars=MAX_MESSAGE_CHARS,
+        )
+    if not is_storable(text):
+        raise Invalid("The message holds characters that cannot be stored (NUL or half of a surrogate pair).")
+
+
+def _conversation_begin(user: User, conversation_id: UUID, text: str, preset_id: UUID | None) -> None:
+    """The conversation with its preset's values, unless the id is taken: whose it then is, the next read finds out."""
+    preset = selectors.preset_get(user, preset_id)
+    model = llm.status().model
+    conversation = Conversation(
+        id=conversation_id,
+        owner=user,
+        title=first_words(text),
+        title_source=TitleSource.FIRST_WORDS,
+        preset=preset,
+        system_prompt=preset.system_prompt if preset else "",
+        system_prompt_is_public=preset is not None and preset.owner_id is None,
+        model_name=model.name if model else "",
+        sampling=preset.sampling if preset else {},
+        context_policy=preset.context_policy if preset else ContextPolicy.FULL,
+        updated_at=timezone.now(),
+    )
+    # Of two that come at once the second waits for the first here, then sees its rows.
+    Conversation.objects.bulk_create([conversation], ignore_conflicts=True)
+
+
+def _known_question(conversation: Conversation, client_id: UUID, text: str) -> TurnRows | None:
+    """The rows that this client_id made before. Raises Conflict when it was for another text."""
+    question = conversation.messages.filter(client_id=client_id).first()
+    if question is None:
+        return None
+    if question.role != Role.USER or question.text != text:
+        raise _client_id_reused()
+    # The reply that came with the question has no client id of its own, those made again have.
+    reply = question.children.get(client_id__isnull=True)
+    return TurnRows(conversation, question, reply, is_duplicate=True)
+
+
+def _client_id_reused() -> Conflict:
+    return Conflict("This client id was used before, for something else.")
+
+
+def _ask(conversation: Conversation, parent: Message | None, client_id: UUID, text: str) -> TurnRows:
+    question = Message(
+        conversation=conversation,
+        parent=parent,
+        role=Role.USER,
+        text=text,
+        client_id=client_id,
+        position=parent.position + 1 if parent else 0,
+        finished_at=timezone.now(),
+    )
+    return _open_reply(conversation, question, None)
+
+
+def _open_reply(conversation: Conversation, question: Message, client_id: UUID | None) -> TurnRows:
+    """An open reply to `question`, which is stored first if it is new. Raises Conflict while another one is open."""
+    _refuse_while_open(conversation)
+    if question._state.adding:
+        question.save(force_insert=True)
+    reply = Message(
+        conversation=conversation,
+        parent=question,
+        role=Role.ASSISTANT,
+        status=MessageStatus.QUEUED,
+        client_id=client_id,
+        position=question.position + 1,
+    )
+    reply.save(force_insert=True)
+    _show(conversation, reply)
+    return TurnRows(conversation, question, reply)
+
+
+def _refuse_while_open(conversation: Conversation) -> None:
+    if conversation.messages.filter(status__in=OPEN_STATUSES).exists():
+        raise Conflict("A reply is still being written in this conversation.")
+
+
+def _show(conversation: Conversation, leaf: Message) -> None:
+    conversation.active_leaf = leaf
+    conversation.updated_at = timezone.now()
+    conversation.save(update_fields=["active_leaf", "updated_at"])
+
+
+def _update_open(message_id: UUID, **values: Any) -> bool:
+    return Message.objects.filter(id=message_id, status__in=OPEN_STATUSES).update(**values) == 1
+
+
+def _written(text: str, token_ids: Sequence[int], token_fingerprint: str) -> dict[str, Any]:
+    """What a model wrote, as columns. It may write NUL: the text then shows a replacement, the ids stay exact."""
+    return {
+        "text": storable(text),
+        "token_ids": pack_ids(token_ids) if token_ids else None,
+        "token_fingerprint": token_fingerprint if token_ids else "",
+    }

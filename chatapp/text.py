@@ -1,0 +1,61 @@
+"""Text of people on its way into a row: what a database can hold, and how a title is cut out of a message. Pure."""
+
+from __future__ import annotations
+
+import unicodedata
+
+_UNSTORABLE = {0: "\ufffd"} | dict.fromkeys(range(55296, 57344), "�")  # NUL and lone surrogates
+_TITLE_COLUMNS = 60
+_MARKUP = "#>*-_`~|=+ "  # what a line of Markdown may begin with
+
+
+def is_storable(text: str) -> bool:
+    """Whether every database can hold it: PostgreSQL takes no NUL, and a lone surrogate has no UTF-8."""
+    return text == storable(text)
+
+
+def storable(text: str) -> str:
+    """`text` with a replacement character for each thing that no database holds."""
+    return text.translate(_UNSTORABLE)
+
+
+def one_line(text: str) -> str:
+    """`text` on one line: white space collapsed, control characters (also those that turn the direction) dropped."""
+    visible = "".join(" " if c.isspace() else c for c in text if c.isspace() or not _is_control(c))
+    return " ".join(visible.split())
+
+
+def first_words(text: str, columns: int = _TITLE_COLUMNS) -> str:
+    """A title: the beginning of the first line that says something, at most `columns` wide, "…" where it was cut.
+
+    A Chinese, Japanese or Korean character is two columns wide and may be cut behind; elsewhere words stay whole if
+    that leaves at least half of the width. Never cuts between a letter and its combining marks.
+    """
+    line = next((found for raw in text.splitlines() if (found := one_line(raw).lstrip(_MARKUP))), "")
+    if _width(line) <= columns:
+        return line
+    end = width = 0
+    while width + _char_width(line[end]) < columns:  # one column stays for the ellipsis
+        width += _char_width(line[end])
+        end += 1
+    while end and (unicodedata.combining(line[end]) or line[end] in "\u200d\ufe0e\ufe0f" or line[end - 1] == "\u200d"):
+        end -= 1
+    space = line.rfind(" ", 0, end + 1)
+    if _char_width(line[end]) == 1 and _width(line[: max(space, 0)]) * 2 >= columns:
+        end = space
+    return line[:end].rstrip(" ,;:.，。；：、") + "…"
+
+
+def _is_control(character: str) -> bool:
+    # Cf holds the bidirectional overrides, but also the joiners of emoji and of Indic and Persian words
+    return unicodedata.category(character) in ("Cc", "Cf", "Cs") and character not in "\u200c\u200d"
+
+
+def _char_width(character: str) -> int:
+    if unicodedata.combining(character) or character in "\u200c\u200d\ufe0e\ufe0f":
+        return 0
+    return 2 if unicodedata.east_asian_width(character) in "WF" else 1
+
+
+def _width(text: str) -> int:
+    return sum(map(_char_width, text))
