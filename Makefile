@@ -68,8 +68,8 @@ bench: setup ## Measure: the engine, then what the app adds to it
 	$(BIN)/python -m inference.bench --suite core
 	$(MANAGE) bench_overhead
 
-bench-peers: setup ## The same figures for llama.cpp, then ours, in one run, with ratios
-	$(BIN)/python -m inference.bench --suite core --peer llamacpp
+bench-peers: setup ## Our engine beside llama.cpp in one run, with ratios
+	$(BIN)/python -m tests.peers.compare
 
 pictures: .venv/dev setup ## Make the README's pictures anew from the running product
 	$(BIN)/python docs/make_pictures.py

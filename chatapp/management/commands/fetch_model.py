@@ -27,7 +27,9 @@ class Command(BaseCommand):
             return
         try:
             if not wanted.is_file():
-                self.stdout.write(f"Fetching {DEFAULT_MODEL.filename} (98 MB, {DEFAULT_MODEL.license}) into {folder} ...")
+                self.stdout.write(
+                    f"Fetching {DEFAULT_MODEL.filename} (98 MB, {DEFAULT_MODEL.license}) into {folder} ..."
+                )
                 fetch(DEFAULT_MODEL, folder, self._show)
                 self.stdout.write(f"{DEFAULT_MODEL.filename} is there, its checksum is right.")
             elif options["verify"]:
