@@ -49,3 +49,9 @@ class KVStorage:
         src, dst = src_block * self.block_size, dst_block * self.block_size
         for pool in (self.k, self.v):
             pool[:, :, dst : dst + num_rows] = pool[:, :, src : src + num_rows]
+
+    def zero_block(self, block_id: int) -> None:
+        """Overwrites all rows of a block with zeros, in all layers."""
+        start = block_id * self.block_size
+        for pool in (self.k, self.v):
+            pool[:, :, start : start + self.block_size] = 0
