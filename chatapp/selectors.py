@@ -121,6 +121,15 @@ def conversation_list(
 
 
 @translated()
+def running_ids(user: User, conversation_ids: Collection[UUID]) -> set[UUID]:
+    """Which of these conversations of this person have a reply that is being written."""
+    rows = Message.objects.filter(
+        conversation__owner=user, conversation_id__in=conversation_ids, status__in=OPEN_STATUSES
+    )
+    return set(rows.values_list("conversation_id", flat=True))
+
+
+@translated()
 def preset_list(user: User) -> list[Preset]:
     """What this person may start a conversation with: the default preset, public ones, own ones."""
     return list(_presets_of(user).order_by("-is_default", "owner_id", "name"))

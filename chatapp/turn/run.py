@@ -20,7 +20,7 @@ from django.utils.translation import gettext as _
 from chatapp import executors, hints, llm, selectors, storage, wire
 from chatapp.errors import ChatError, Conflict, StorageUnavailable
 from chatapp.markdown import render_blocks
-from chatapp.models import MessageStatus, User
+from chatapp.models import Generation, MessageStatus, User
 from chatapp.services import turns
 from chatapp.turn.live import Live, LiveTurn
 from chatapp.turn.prompt import Plan, plan_turn
@@ -274,8 +274,8 @@ async def _publish_end(live: Live, turn: LiveTurn, publisher: Publisher, ending:
     )
 
 
-def turn_stats(numbers: turns.GenerationNumbers) -> wire.TurnStats:
-    """The numbers under a reply."""
+def turn_stats(numbers: turns.GenerationNumbers | Generation) -> wire.TurnStats:
+    """The numbers under a reply, as it ends and as it is stored."""
     num_later = numbers.num_generated - 1
     return wire.TurnStats(
         prompt_tokens=numbers.num_prompt_tokens,
