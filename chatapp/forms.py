@@ -1,1 +1,99 @@
-"""Forms of the pages about accounts, and of the small changes to a conversation. Validation only; services write."""
+"""Forms of the pages about accounts and of the small changes to a conversation: fields and their legal values.
+
+Whether a name is taken or a password too weak is decided by the services, whose refusals are shown on the form.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+from django import forms
+from django.conf import settings
+from django.contrib.auth.password_validation import password_validators_help_text_html
+from django.utils.functional import lazystr
+from django.utils.translation import gettext_lazy as _
+
+from chatapp.errors import ChatError
+from chatapp.models import User
+
+MAX_PASSWORD_CHARS = 1000  # hashing takes longer the longer it is
+
+
+def _password(label: Any, autocomplete: str, **options: Any) -> forms.CharField:
+    widget = forms.PasswordInput(attrs={"autocomplete": autocomplete})
+    return forms.CharField(label=label, widget=widget, strip=False, max_length=MAX_PASSWORD_CHARS, **options)
+
+
+class RefusableForm(forms.Form):
+    """A form whose fields may also be refused by a service."""
+
+    def refuse(self, error: ChatError) -> None:
+        """Show what it says: at its fields if it names them, else above the form."""
+        found: dict[str, list[str]] = error.detail.get("fields", {})
+        for field, sentences in found.items():
+            for sentence in sentences:
+                self.add_error(field if field in self.fields else None, sentence)
+        if not found:
+            self.add_error(None, error.message)
+
+
+class LoginForm(RefusableForm):
+    username = forms.CharField(
+        label=_("Name"), max_length=150, widget=forms.TextInput(attrs={"autocomplete": "username", "autofocus": True})
+    )
+    password = _password(_("Password"), "current-password")
+
+
+class AccountForm(RefusableForm):
+    """A new account: the owner's, or one by sign-up."""
+
+    username = forms.CharField(
+        label=_("Name"),
+        max_length=150,
+        help_text=_("Letters, digits and @ . + - _"),
+        widget=forms.TextInput(attrs={"autocomplete": "username", "autofocus": True, "spellcheck": "false"}),
+    )
+    password = _password(_("Password"), "new-password", help_text=lazystr(password_validators_help_text_html))
+    repeated = _password(_("Password again"), "new-password")
+
+    def clean(self) -> dict[str, Any]:
+        """The two passwords are the same."""
+        cleaned = super().clean() or self.cleaned_data
+        if "repeated" in cleaned and cleaned.get("password") != cleaned["repeated"]:
+            self.add_error("repeated", _("The two passwords differ."))
+        return cleaned
+
+
+class PreferencesForm(forms.Form):
+    """What a person chooses for themself; theme and shortcuts are kept in User.preferences."""
+
+    THEMES = (("system", _("As the system")), ("light", _("Light")), ("dark", _("Dark")))
+
+    theme = forms.ChoiceField(label=_("Appearance"), choices=THEMES, widget=forms.RadioSelect)
+    language = forms.ChoiceField(label=_("Language"), required=False)
+    shortcuts = forms.BooleanField(label=_("Keyboard shortcuts"), required=False)
+
+    def __init__(self, *args: Any, **kwargs: Any) -> None:
+        super().__init__(*args, **kwargs)
+        self.fields["language"].choices = [("", _("As the browser asks")), *settings.LANGUAGES]  # type: ignore[attr-defined]
+
+    @staticmethod
+    def initial_of(user: User) -> dict[str, Any]:
+        return {
+            "theme": user.preferences.get("theme", "system"),
+            "language": user.language,
+            "shortcuts": user.preferences.get("shortcuts", True),
+        }
+
+    @property
+    def preferences(self) -> dict[str, Any]:
+        """The part that goes into User.preferences."""
+        return {"theme": self.cleaned_data["theme"], "shortcuts": self.cleaned_data["shortcuts"]}
+
+
+class PinForm(forms.Form):
+    is_pinned = forms.BooleanField(required=False)
+
+
+class BranchForm(forms.Form):
+    message = forms.UUIDField()

@@ -4,9 +4,10 @@ from __future__ import annotations
 
 from django.contrib import admin
 from django.urls import path
+from django.views.decorators.http import conditional_page
 from django.views.i18n import JavaScriptCatalog
 
-from chatapp.views import accounts, chat, conversations, health
+from chatapp.views import accounts, chat, conversations, engine, health
 
 handler400 = "chatapp.views.errors.bad_request"
 handler403 = "chatapp.views.errors.permission_denied"
@@ -23,15 +24,15 @@ urlpatterns = [
     path("c/<uuid:conversation_id>/pin/", conversations.pin, name="conversation_pin"),
     path("c/<uuid:conversation_id>/delete/", conversations.delete, name="conversation_delete"),
     path("conversations/", conversations.index, name="conversations"),
-    path("login/", accounts.LoginView.as_view(), name="login"),
-    path("logout/", accounts.LogoutView.as_view(), name="logout"),
+    path("login/", accounts.login, name="login"),
+    path("logout/", accounts.logout, name="logout"),
     path("signup/", accounts.signup, name="signup"),
     path("setup/", accounts.setup, name="setup"),
     path("settings/", accounts.preferences, name="settings"),
     path("settings/password/", accounts.password, name="password"),
-    path("engine/", health.engine, name="engine"),
+    path("engine/", engine.show, name="engine"),
     path("healthz/live", health.live, name="health_live"),
     path("healthz/ready", health.ready, name="health_ready"),
-    path("jsi18n/", JavaScriptCatalog.as_view(packages=["chatapp"]), name="javascript_catalog"),
+    path("jsi18n/", conditional_page(JavaScriptCatalog.as_view(packages=["chatapp"])), name="javascript_catalog"),
     path("admin/", admin.site.urls),
 ]

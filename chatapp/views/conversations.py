@@ -1,28 +1,74 @@
-"""The list of conversations and the small changes to one: rename, pin, delete, another branch."""
+"""The list of conversations and the small changes to one: rename, pin, another branch, delete.
+
+Each change is told to the person's other tabs; it has been committed by then.
+"""
 
 from __future__ import annotations
 
 import uuid
 
-from django.http import HttpRequest, HttpResponse
+from django.http import HttpRequest, HttpResponse, JsonResponse
+from django.shortcuts import render
+from django.utils.translation import gettext as _
+from django.views.decorators.http import require_POST, require_safe
+
+from chatapp import hints
+from chatapp.errors import Invalid
+from chatapp.forms import BranchForm, PinForm
+from chatapp.services import conversations
+from chatapp.views.access import person, person_required
+from chatapp.views.chat import window_answer
+from chatapp.views.sidebar import listing
 
 
+@require_safe
+@person_required
 def index(request: HttpRequest) -> HttpResponse:
-    """One page of the list as HTML rows, filtered by title."""
-    raise NotImplementedError
+    """One page of the list as HTML rows, those with `q` in the title; `cursor` comes from the page before."""
+    found = listing(person(request), query=request.GET.get("q", "")[:200], cursor=request.GET.get("cursor", ""))
+    context = {"groups": found.groups, "next_page": found.next_cursor, "query": found.query, "current_id": None}
+    return render(request, "chat/list.html", context)
 
 
+@require_POST
+@person_required
 def rename(request: HttpRequest, conversation_id: uuid.UUID) -> HttpResponse:
-    raise NotImplementedError
+    conversation = conversations.conversation_rename(
+        user=person(request), conversation_id=conversation_id, title=request.POST.get("title", "")
+    )
+    hints.conversation_changed(person(request).pk, conversation_id, title=conversation.title)
+    return JsonResponse({"title": conversation.title})
 
 
+@require_POST
+@person_required
 def pin(request: HttpRequest, conversation_id: uuid.UUID) -> HttpResponse:
-    raise NotImplementedError
+    form = PinForm(request.POST)
+    form.is_valid()  # a missing box is an unticked one: nothing to refuse
+    conversations.conversation_pin(
+        user=person(request), conversation_id=conversation_id, is_pinned=form.cleaned_data["is_pinned"]
+    )
+    hints.conversation_changed(person(request).pk, conversation_id)
+    return JsonResponse({})
 
 
-def delete(request: HttpRequest, conversation_id: uuid.UUID) -> HttpResponse:
-    raise NotImplementedError
-
-
+@require_POST
+@person_required
 def branch(request: HttpRequest, conversation_id: uuid.UUID) -> HttpResponse:
-    raise NotImplementedError
+    """Show the branch through `message`, and answer with its end."""
+    form = BranchForm(request.POST)
+    if not form.is_valid():
+        raise Invalid(_("This is not the name of a message."))
+    conversations.branch_select(
+        user=person(request), conversation_id=conversation_id, message_id=form.cleaned_data["message"]
+    )
+    hints.conversation_changed(person(request).pk, conversation_id)
+    return window_answer(person(request), conversation_id)
+
+
+@require_POST
+@person_required
+def delete(request: HttpRequest, conversation_id: uuid.UUID) -> HttpResponse:
+    conversations.conversation_delete(user=person(request), conversation_id=conversation_id)
+    hints.conversation_changed(person(request).pk, conversation_id, is_deleted=True)
+    return JsonResponse({})

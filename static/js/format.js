@@ -1,0 +1,83 @@
+/* Numbers and states as text for a person. Pure. */
+
+import { fill, gettext, language, ngettext } from "./i18n.js";
+
+const whole = new Intl.NumberFormat(language);
+const fine = new Intl.NumberFormat(language, { minimumFractionDigits: 2, maximumFractionDigits: 2 });
+const rough = new Intl.NumberFormat(language, { maximumFractionDigits: 1 });
+
+export const number = (value) => whole.format(value);
+
+/** Seconds from milliseconds: two decimals below ten, then one. */
+export function seconds(ms) {
+  return fill(gettext("%(n)s s"), { n: ms < 10_000 ? fine.format(ms / 1000) : rough.format(ms / 1000) });
+}
+
+/** Tokens per second; "" when there was nothing to measure. */
+export function speed(tokensPerSecond) {
+  if (!(tokensPerSecond > 0)) return "";
+  return fill(gettext("%(n)s tok/s"), { n: tokensPerSecond < 10 ? rough.format(tokensPerSecond) : whole.format(Math.round(tokensPerSecond)) });
+}
+
+/** The parts of the line under a reply: prompt = reused + computed, time to first token, speed. */
+export function statsLine(stats) {
+  const prompt = fill(gettext("prompt %(total)s = %(reused)s reused + %(computed)s computed"), {
+    total: number(stats.prompt_tokens),
+    reused: number(stats.reused_ram + stats.reused_disk),
+    computed: number(stats.computed),
+  });
+  const first = stats.ttft_ms > 0 ? fill(gettext("first token %(time)s"), { time: seconds(stats.ttft_ms) }) : "";
+  return [prompt, first, speed(stats.decode_tok_s)].filter(Boolean).join(" · ");
+}
+
+/** [name, value] rows of the card behind that line. */
+export function statsFacts(stats) {
+  const reasons = {
+    stop: gettext("end of the reply"),
+    length: gettext("length limit"),
+    cancelled: gettext("stopped"),
+    error: gettext("error"),
+  };
+  return [
+    [gettext("Prompt tokens"), number(stats.prompt_tokens)],
+    [gettext("Reused from memory"), number(stats.reused_ram)],
+    [gettext("Reused from disk"), number(stats.reused_disk)],
+    [gettext("Computed"), number(stats.computed)],
+    [gettext("Tokens written"), number(stats.generated)],
+    [gettext("Time to first token"), seconds(stats.ttft_ms)],
+    [gettext("Writing speed"), speed(stats.decode_tok_s) || "–"],
+    [gettext("Ended by"), reasons[stats.finish_reason] ?? stats.finish_reason],
+  ];
+}
+
+/** What a running turn is doing, as it says itself. */
+export function stageText({ stage, position, done, total }) {
+  if (stage === "queued") {
+    return position > 0 ? fill(gettext("Queued, #%(n)s"), { n: number(position) }) : gettext("Queued, next");
+  }
+  if (stage === "reading") {
+    if (!total) return gettext("Reading");
+    const share = Math.floor((100 * done) / total);
+    return fill(gettext("Reading %(share)s %% (%(done)s of %(total)s tokens)").replace("%%", "%"), {
+      share: number(share), done: number(done), total: number(total),
+    });
+  }
+  return stage === "writing" ? gettext("Writing") : gettext("Starting");
+}
+
+/** Words, or characters for scripts without spaces: what is announced when a reply is complete. */
+export function lengthText(text) {
+  const wide = (text.match(/[\u3040-\u30ff\u3400-\u9fff\uac00-\ud7af]/g) ?? []).length;
+  if (wide > text.length / 4) {
+    return fill(ngettext("%(n)s character", "%(n)s characters", wide), { n: number(wide) });
+  }
+  const count = (text.match(/\S+/g) ?? []).length;
+  return fill(ngettext("%(n)s word", "%(n)s words", count), { n: number(count) });
+}
+
+/** Characters as the server counts them: code points, not UTF-16 units. */
+export function countChars(text) {
+  let count = text.length;
+  for (const unit of text.match(/[\ud800-\udbff][\udc00-\udfff]/g) ?? []) count -= unit.length - 1;
+  return count;
+}

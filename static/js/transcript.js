@@ -1,0 +1,74 @@
+/* The list of messages on the page: finding, adding, exchanging. Upserts by id, so that nothing is ever shown twice. */
+
+import * as message from "./message.js";
+
+export class Transcript {
+  constructor(list) {
+    this.list = list;
+    for (const article of list.children) message.wake(article);
+  }
+
+  get last() {
+    return this.list.lastElementChild;
+  }
+
+  /** The id of the last message: the parent of what is sent next. */
+  get leaf() {
+    return this.last?.dataset.message ?? null;
+  }
+
+  get(id) {
+    return this.list.querySelector(`[data-message="${CSS.escape(id)}"]`);
+  }
+
+  get running() {
+    return this.list.querySelector(".message.is-open");
+  }
+
+  lastOf(role) {
+    return [...this.list.querySelectorAll(`[data-role="${role}"]`)].at(-1) ?? null;
+  }
+
+  addUser(id, html) {
+    if (!this.get(id)) this.list.append(message.newUserMessage(id, html));
+  }
+
+  addAssistant(id) {
+    if (this.get(id)) return;
+    const article = message.newAssistantMessage(id);
+    this.list.append(article);
+    message.open(article);
+  }
+
+  /** Put a page of the server's in the place of everything from its first message on; what lies above it stays. */
+  exchange(html) {
+    const fresh = parse(html);
+    const known = fresh.map((article) => {
+      const current = this.get(article.dataset.message);
+      const isSame = current !== null && current.dataset.revision === article.dataset.revision && current.dataset.revision !== "";
+      return isSame ? current : article;
+    });
+    const top = fresh.length > 0 ? this.get(fresh[0].dataset.message) : null;
+    const above = top === null ? [] : [...this.list.children].slice(0, [...this.list.children].indexOf(top));
+    this.list.replaceChildren(...above, ...known);
+    for (const article of known) if (fresh.includes(article)) message.wake(article);
+    return above.length > 0;
+  }
+
+  /** Older messages, above the others. */
+  prepend(html) {
+    const articles = parse(html).filter((article) => this.get(article.dataset.message) === null);
+    this.list.prepend(...articles);
+    articles.forEach(message.wake);
+  }
+
+  clear() {
+    this.list.replaceChildren();
+  }
+}
+
+function parse(html) {
+  const template = document.createElement("template");
+  template.innerHTML = html; // drawn by the server from escaped text and sanitised blocks
+  return [...template.content.children];
+}
