@@ -6,7 +6,7 @@ locks the conversation, so two sends there wait for one another; the schema's co
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass, field
 from typing import Any
 from uuid import UUID
@@ -48,6 +48,10 @@ class TurnRows:
     is_duplicate: bool = False
 
 
+# Called with new rows before they are committed; what it raises leaves nothing stored. Not called for a duplicate.
+Check = Callable[[TurnRows], None]
+
+
 @dataclass(frozen=True, slots=True)
 class GenerationNumbers:
     """One attempt to answer, as it goes into Generation. num_prompt_tokens must be the sum of reused and computed."""
@@ -79,6 +83,7 @@ def send_create(
     parent_id: UUID | None = None,
     is_new: bool = False,
     preset_id: UUID | None = None,
+    check: Check | None = None,
 ) -> TurnRows:
     """A user message under `parent_id` and the open reply to it. The same client_id again gives the same rows.
 
@@ -95,11 +100,19 @@ def send_create(
         parent = selectors.message_get(user, conversation_id, parent_id) if parent_id else None
         if parent and parent.role != Role.ASSISTANT:
             raise Invalid("A message can only follow a reply.")
-        return _ask(conversation, parent, client_id, text)
+        return _checked(_ask(conversation, parent, client_id, text), check)
 
 
 @translated()
-def edit_create(*, user: User, conversation_id: UUID, message_id: UUID, client_id: UUID, text: str) -> TurnRows:
+def edit_create(
+    *,
+    user: User,
+    conversation_id: UUID,
+    message_id: UUID,
+    client_id: UUID,
+    text: str,
+    check: Check | None = None,
+) -> TurnRows:
     """A sibling of user message `message_id` with another text, and the open reply to it. Raises as send_create."""
     _check_text(text)
     with transaction.atomic(durable=True):
@@ -109,11 +122,13 @@ def edit_create(*, user: User, conversation_id: UUID, message_id: UUID, client_i
         original = selectors.message_get(user, conversation_id, message_id)
         if original.role != Role.USER:
             raise Invalid("Only a message of a person can be edited.")
-        return _ask(conversation, original.parent, client_id, text)
+        return _checked(_ask(conversation, original.parent, client_id, text), check)
 
 
 @translated()
-def regenerate_create(*, user: User, conversation_id: UUID, message_id: UUID, client_id: UUID) -> TurnRows:
+def regenerate_create(
+    *, user: User, conversation_id: UUID, message_id: UUID, client_id: UUID, check: Check | None = None
+) -> TurnRows:
     """An open sibling of assistant message `message_id`. The same client_id again gives the same rows.
 
     Raises NotFound, Invalid (not a reply), Conflict (client_id used for something else, a reply is being written).
@@ -128,11 +143,11 @@ def regenerate_create(*, user: User, conversation_id: UUID, message_id: UUID, cl
             if known.role != Role.ASSISTANT or known.parent_id != question.id:
                 raise _client_id_reused()
             return TurnRows(conversation, question, known, is_duplicate=True)
-        return _open_reply(conversation, question, client_id)
+        return _checked(_open_reply(conversation, question, client_id), check)
 
 
 @translated()
-def continue_open(*, user: User, conversation_id: UUID, message_id: UUID) -> TurnRows:
+def continue_open(*, user: User, conversation_id: UUID, message_id: UUID, check: Check | None = None) -> TurnRows:
     """Open again a reply that was stopped, interrupted, failed or cut by length; its text stays and will grow.
 
     Raises NotFound, Invalid (not a reply), Conflict (it is complete, something follows it, a reply is being written).
@@ -154,7 +169,7 @@ def continue_open(*, user: User, conversation_id: UUID, message_id: UUID) -> Tur
         reply.finished_at = None
         reply.save(update_fields=["status", "error", "finished_at"])
         _show(conversation, reply)
-        return TurnRows(conversation, reply.parent, reply)
+        return _checked(TurnRows(conversation, reply.parent, reply), check)
 
 
 @translated()
@@ -202,6 +217,12 @@ def recover_interrupted() -> int:
     return Message.objects.filter(status__in=OPEN_STATUSES).update(
         status=MessageStatus.INTERRUPTED, finished_at=timezone.now()
     )
+
+
+def _checked(rows: TurnRows, check: Check | None) -> TurnRows:
+    if check is not None:
+        check(rows)
+    return rows
 
 
 def _check_text(text: str) -> None:
