@@ -222,9 +222,11 @@ class Watcher:
         if turn is not None:
             self.show(turn)
 
-    def unwatch(self, conversation_id: UUID) -> None:
-        """Follow it no longer; what it had not acknowledged there is forgiven."""
-        self._conversations.discard(conversation_id)
+    def unwatch(self, conversation_id: UUID) -> bool:
+        """Follow it no longer; what it had not acknowledged there is forgiven. False: it was not followed."""
+        if conversation_id not in self._conversations:
+            return False
+        self._conversations.remove(conversation_id)
         watchers = self._live._watchers_of.get(conversation_id, set())
         watchers.discard(self)
         if not watchers:
@@ -235,6 +237,7 @@ class Watcher:
         turn = self._live.in_conversation(conversation_id)
         if turn is not None:
             self._forgive(turn.message_id)
+        return True
 
     def show(self, turn: LiveTurn) -> None:
         """Send a snapshot, or, without credit, promise one for later."""

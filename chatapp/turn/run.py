@@ -14,10 +14,9 @@ from contextlib import aclosing, asynccontextmanager
 from dataclasses import asdict, replace
 from typing import Any, TypeVar
 
-from django.db import transaction
 from django.utils.translation import gettext as _
 
-from chatapp import executors, hints, llm, selectors, storage, wire
+from chatapp import executors, hints, llm, selectors, wire
 from chatapp.errors import ChatError, Conflict, StorageUnavailable
 from chatapp.markdown import render_blocks
 from chatapp.models import Generation, MessageStatus, User
@@ -80,41 +79,55 @@ async def _start(
 
 
 def _admit(user: User, frame: TurnFrame) -> tuple[turns.TurnRows, Plan | None]:
-    """Rows and prompt in one transaction: what does not fit is counted on the very rows, and leaves none behind."""
-    with storage.translated(), transaction.atomic():
-        rows = _open_rows(user, frame)
-        if rows.is_duplicate:
-            return rows, None
+    """The rows, committed, and the plan; no plan for a duplicate.
+
+    The prompt is made inside the transaction: it is counted once, on the very rows, and what does not fit leaves none.
+    """
+    plan: Plan | None = None
+
+    def check(rows: turns.TurnRows) -> None:
+        nonlocal plan
         history = selectors.history(rows.conversation, rows.user_message)
-        return rows, plan_turn(rows.conversation, history, rows.assistant_message)
+        plan = plan_turn(rows.conversation, history, rows.assistant_message)
+
+    return _open_rows(user, frame, check), plan
 
 
-def _open_rows(user: User, frame: TurnFrame) -> turns.TurnRows:
+def _open_rows(user: User, frame: TurnFrame, check: turns.Check) -> turns.TurnRows:
+    conversation_id = frame.conversation
     match frame:
         case wire.TurnSend():
             return turns.send_create(
                 user=user,
-                conversation_id=frame.conversation,
+                conversation_id=conversation_id,
                 client_id=frame.client_id,
                 text=frame.text,
                 parent_id=frame.parent,
                 is_new=frame.is_new,
                 preset_id=frame.preset,
+                check=check,
             )
         case wire.TurnEdit():
             return turns.edit_create(
                 user=user,
-                conversation_id=frame.conversation,
+                conversation_id=conversation_id,
                 message_id=frame.message,
                 client_id=frame.client_id,
                 text=frame.text,
+                check=check,
             )
         case wire.TurnRegenerate():
             return turns.regenerate_create(
-                user=user, conversation_id=frame.conversation, message_id=frame.message, client_id=frame.client_id
+                user=user,
+                conversation_id=conversation_id,
+                message_id=frame.message,
+                client_id=frame.client_id,
+                check=check,
             )
         case wire.TurnContinue():
-            return turns.continue_open(user=user, conversation_id=frame.conversation, message_id=frame.message)
+            return turns.continue_open(
+                user=user, conversation_id=conversation_id, message_id=frame.message, check=check
+            )
 
 
 def _accepted(frame: TurnFrame, rows: turns.TurnRows, html: str) -> wire.TurnAccepted:
@@ -164,6 +177,7 @@ async def _run_turn(live: Live, turn: LiveTurn, plan: Plan, ticket: llm.Ticket) 
         await _publish_end(live, turn, publisher, ending)
     if not is_closed:
         logger.warning("message %s had been closed or deleted before its turn ended", turn.message_id)
+        llm.purge(turn.conversation_id)  # the purge at its deletion came before the last of its KV
     await hints.aconversation_changed(turn.user_id, turn.conversation_id)
 
 

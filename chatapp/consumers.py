@@ -1,0 +1,184 @@
+"""The WebSocket: one socket per tab, for all its conversations. A handler parses, asks and returns; it awaits no reply.
+
+Everything that leaves goes through the socket's Watcher, in order. Every refusal becomes an error frame here, once.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import math
+import time
+from contextlib import suppress
+from typing import Any, assert_never
+from uuid import UUID
+
+from channels.generic.websocket import AsyncWebsocketConsumer
+from django.conf import settings
+from django.http import HttpRequest
+from django.utils import translation
+from django.utils.translation import gettext as _
+
+from chatapp import executors, hints, selectors, sessions, wire
+from chatapp.errors import ChatError, Invalid, NotFound, StorageUnavailable
+from chatapp.models import User
+from chatapp.turn import run
+from chatapp.turn.live import Watcher, live
+
+logger = logging.getLogger(__name__)
+
+CLOSE_UNAUTHENTICATED = 4401
+CLOSE_FLOOD = 4429
+CLOSE_TRY_AGAIN = 1013
+SESSION_CHECK_S = 60.0  # a session that ended without a hint (expired, changed in another process) is found out by then
+
+
+class TokenBucket:
+    """Lets `rate` units a second pass, `burst` at once."""
+
+    def __init__(self, *, rate: float, burst: float) -> None:
+        self._rate = rate
+        self._burst = burst
+        self._level = burst
+        self._filled_at = time.monotonic()
+
+    def take(self, amount: float) -> bool:
+        """Whether there is room for so much now."""
+        now = time.monotonic()
+        self._level = min(self._burst, self._level + (now - self._filled_at) * self._rate)
+        self._filled_at = now
+        if amount > self._level:
+            return False
+        self._level -= amount
+        return True
+
+
+class ChatConsumer(AsyncWebsocketConsumer):  # type: ignore[misc]  # channels is untyped
+    """A tab. Closes with 4401 without a session, 4408 when it does not read, 4429 when it floods, 1001 at the end."""
+
+    user: User
+
+    async def connect(self) -> None:
+        await self.accept()  # first: a browser sees a close code only on an open socket
+        self.watcher = Watcher(live)
+        self._relay = asyncio.create_task(self._send_frames())
+        self._frames = TokenBucket(rate=50, burst=100)  # acknowledgements come with every delta, some 25 a second
+        self._chars = TokenBucket(rate=1024**2 / 60, burst=2 * 1024**2)
+        self._session_key = self.scope["cookies"].get(settings.SESSION_COOKIE_NAME, "")
+        try:
+            user = await self._check_session()
+        except StorageUnavailable as error:
+            self.watcher.reply(_error(error))
+            self.watcher.close(CLOSE_TRY_AGAIN)
+            return
+        if user is not None:
+            self.user = user
+            self._language = _language_of(user, self.scope)
+            await self.channel_layer.group_add(hints.group_of(user.pk), self.channel_name)
+
+    async def disconnect(self, code: int) -> None:
+        self.watcher.close(code)
+        if hasattr(self, "user"):
+            await self.channel_layer.group_discard(hints.group_of(self.user.pk), self.channel_name)
+
+    async def receive(self, text_data: str | None = None, bytes_data: bytes | None = None) -> None:
+        if self.watcher.close_code is not None:
+            return
+        if not (self._frames.take(1) and self._chars.take(len(text_data or bytes_data or ""))):
+            logger.warning("socket of user %s closed: too many frames", self.user.pk)
+            self.watcher.close(CLOSE_FLOOD)
+            return
+        with translation.override(self._language):
+            try:
+                await self._receive(text_data)
+            except ChatError as error:
+                self.watcher.reply(_error(error))
+
+    async def _receive(self, text: str | None) -> None:
+        if text is None:
+            raise Invalid(_("The frame is not text."))
+        frame = wire.parse(text)
+        try:
+            if time.monotonic() - self._checked_at < SESSION_CHECK_S or await self._check_session():
+                await self._handle(frame)
+        except ChatError as error:
+            for name in ("client_id", "conversation"):
+                if hasattr(frame, name):
+                    error.detail[name] = str(getattr(frame, name))
+            raise
+
+    async def _handle(self, frame: wire.ClientFrame) -> None:
+        match frame:
+            case wire.Ping():
+                self.watcher.reply(wire.Pong())
+            case wire.Ack():
+                self.watcher.ack(frame.message, frame.seq)
+            case wire.Watch():
+                await executors.database(selectors.conversation_get, self.user, frame.conversation)
+                self.watcher.watch(frame.conversation)
+            case wire.Unwatch():
+                if not self.watcher.unwatch(frame.conversation):
+                    raise NotFound(_("Not found."))
+            case wire.TurnStop():
+                await run.stop(live, self.user, frame)
+            case wire.TurnSend() | wire.TurnEdit() | wire.TurnRegenerate() | wire.TurnContinue():
+                await run.start(live, self.user, frame, accept=self._accept)
+            case _:
+                assert_never(frame)
+
+    def _accept(self, frame: wire.TurnAccepted) -> None:
+        self.watcher.reply(frame)
+        self.watcher.watch(frame.conversation)
+
+    async def _send_frames(self) -> None:
+        async for text in self.watcher.frames():
+            await self.send(text_data=text)
+        await self.close(code=self.watcher.close_code)
+
+    async def _check_session(self) -> User | None:
+        """Who this socket belongs to; without anybody it closes. Raises StorageUnavailable."""
+        self._checked_at = -math.inf  # when the database does not answer, the next frame asks again
+        user = await executors.database(sessions.user_of, self._session_key) if self._session_key else None
+        self._checked_at = time.monotonic()
+        if user is None:
+            self.watcher.close(CLOSE_UNAUTHENTICATED)
+        return user
+
+    # hints, see hints.py
+
+    async def conversation_changed(self, event: dict[str, Any]) -> None:
+        conversation_id = UUID(event["conversation"])
+        self.watcher.reply(wire.ConversationChanged(conversation_id, event["title"], event["is_deleted"]))
+        if event["is_deleted"]:
+            self.watcher.unwatch(conversation_id)
+
+    async def account_changed(self, event: dict[str, Any]) -> None:
+        with suppress(StorageUnavailable):
+            await self._check_session()
+
+    async def session_ended(self, event: dict[str, Any]) -> None:
+        if event["session_key"] == self._session_key:
+            self.watcher.close(CLOSE_UNAUTHENTICATED)
+
+
+def _error(error: ChatError) -> wire.Error:
+    detail = dict(error.detail)
+    client_id, conversation = detail.pop("client_id", None), detail.pop("conversation", None)
+    return wire.Error(
+        code=error.code,
+        message=error.message,
+        detail=detail,
+        client_id=UUID(client_id) if client_id else None,
+        conversation=UUID(conversation) if conversation else None,
+    )
+
+
+def _language_of(user: User, scope: dict[str, Any]) -> str:
+    """As on the pages: the person's own choice, else the browser's."""
+    if user.language:
+        return user.language
+    request = HttpRequest()
+    request.COOKIES = scope["cookies"]
+    accepted = dict(scope["headers"]).get(b"accept-language", b"").decode("latin1")
+    request.META["HTTP_ACCEPT_LANGUAGE"] = accepted
+    return translation.get_language_from_request(request)
