@@ -107,6 +107,7 @@ MIDDLEWARE = [
     "chatapp.middleware.UserLanguageMiddleware",
     "django.contrib.messages.middleware.MessageMiddleware",
     "django.middleware.clickjacking.XFrameOptionsMiddleware",
+    "chatapp.views.errors.ChatErrorMiddleware",
 ]
 TEMPLATES: list[dict[str, Any]] = [
     {
@@ -191,7 +192,7 @@ CSRF_COOKIE_PATH = _COOKIE_PATH
 CSRF_COOKIE_SECURE = RECOLLECT_HTTPS
 CSRF_COOKIE_HTTPONLY = True  # scripts take the token from the page
 CSRF_COOKIE_SAMESITE = "Lax"
-CSRF_FAILURE_VIEW = "django.views.csrf.csrf_failure"
+CSRF_FAILURE_VIEW = "chatapp.views.errors.csrf_failure"
 LANGUAGE_COOKIE_PATH = _COOKIE_PATH
 LANGUAGE_COOKIE_SECURE = RECOLLECT_HTTPS
 LANGUAGE_COOKIE_HTTPONLY = True
