@@ -8,6 +8,7 @@ const SEARCH_AFTER_MS = 200;
 const NARROW = "(max-width: 52rem)";
 
 export class Sidebar {
+  refreshTimer;
   #query = "";
   #searchTimer;
 
@@ -98,6 +99,24 @@ export class Sidebar {
     if (query !== this.#query) return; // typed on in the meantime
     this.list.innerHTML = html; // drawn by the server, titles escaped
     this.setCurrent(this.current);
+  }
+
+  /** The same, once for several reasons to do so. */
+  refreshSoon() {
+    clearTimeout(this.refreshTimer);
+    this.refreshTimer = setTimeout(() => this.refresh(), 400);
+  }
+
+  /** A conversation got a turn: its row goes to the top, without asking the server if it is known. */
+  touch(id) {
+    const row = this.row(id);
+    const today = this.list.querySelector('[data-group="today"] ul');
+    if (!row || (!today && !("pinned" in row.dataset))) return this.refresh();
+    const section = row.closest("section");
+    if ("pinned" in row.dataset) section.querySelector("ul").prepend(row);
+    else today.prepend(row);
+    if (!section.querySelector("li")) section.remove();
+    return undefined;
   }
 
   async #more(more) {

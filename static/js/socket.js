@@ -20,7 +20,7 @@ export class Socket {
   #timers = {};
   #isWanted = false;
 
-  /** onOpen(isFirst), onFrame(frame), onWaiting(ms before the next attempt), onLoggedOut(). */
+  /** onOpen(), onFrame(frame), onWaiting(ms before the next attempt), onLoggedOut(). */
   constructor(url, maxFrameBytes, handlers) {
     this.url = url;
     this.maxFrameBytes = maxFrameBytes;

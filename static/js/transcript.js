@@ -12,6 +12,11 @@ export class Transcript {
     return this.list.lastElementChild;
   }
 
+  /** The id of the topmost message that is loaded. */
+  get first() {
+    return this.list.firstElementChild?.dataset.message ?? null;
+  }
+
   /** The id of the last message: the parent of what is sent next. */
   get leaf() {
     return this.last?.dataset.message ?? null;

@@ -14,7 +14,7 @@ export function newTurn(message) {
 export function applyFrame(turn, frame) {
   switch (frame.type) {
     case "turn.snapshot":
-      if (turn.isOver && frame.seq <= turn.seq) return unchanged(turn, "old");
+      // Also of a turn that is over here: the reply is being continued, under a count that begins anew.
       return replaceAll(turn, frame, { isOver: false, status: "", ...stageOf(frame) });
     case "turn.end":
       return replaceAll(turn, frame, { isOver: true, status: frame.status, stats: frame.stats, error: frame.error });

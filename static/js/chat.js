@@ -1,0 +1,232 @@
+/* Puts the chat page together: one socket, one conversation, and who is told of what. */
+
+import { confirmOn, copy } from "./clipboard.js";
+import { Composer } from "./composer.js";
+import { Conversation } from "./conversation.js";
+import { edit } from "./editor.js";
+import { announce, facts, isSomethingOpen, notify, openNextTo, placePopovers, prepareDialogs } from "./floating.js";
+import { statsFacts } from "./format.js";
+import { fill, gettext } from "./i18n.js";
+import { shortcut } from "./keys.js";
+import { statsOf } from "./message.js";
+import { Model } from "./model.js";
+import { Pending } from "./pending.js";
+import { Requests } from "./requests.js";
+import { Follower } from "./scroll.js";
+import { Sidebar } from "./sidebar.js";
+import { Socket } from "./socket.js";
+import { Store } from "./store.js";
+import { Transcript } from "./transcript.js";
+
+const SHOW_BANNER_AFTER_MS = 1500;
+
+const byId = (id) => document.getElementById(id);
+const page = JSON.parse(byId("page").textContent);
+const urls = addresses(page);
+
+const store = new Store(page.person, () => notify(gettext("This browser does not keep drafts: its storage is full or switched off.")));
+const requests = new Requests(page.csrf, loggedOut);
+const follower = new Follower(byId("scroller"), byId("to-latest"));
+const transcript = new Transcript(byId("transcript"));
+const model = new Model(byId("model-chip"), byId("model-card"), page.engine, () => requests.json(urls.engine), () => conversation.modelChanged());
+const composer = new Composer(byId("composer"), store, page.limits.messageChars, {
+  onSend: (text) => conversation.send(text),
+  onStop: () => conversation.stop(),
+  onEditLast: () => editMessage(transcript.lastOf("user")),
+});
+const sidebar = new Sidebar({
+  urls, requests, store,
+  current: page.conversation,
+  onRenamed: (id, title) => { if (id === conversation.id) conversation.showTitle(title); },
+  onDeleted: (id) => { if (id === conversation.id) conversation.gone(); },
+});
+const socket = new Socket(urls.socket, page.limits.frameBytes, {
+  onOpen: opened,
+  onFrame: (frame) => conversation.frame(frame),
+  onWaiting: waiting,
+  onLoggedOut: checkSession,
+});
+const conversation = new Conversation({
+  page, urls, socket, store, requests, transcript, follower, composer, sidebar, model,
+  pending: new Pending(byId("outbox")),
+});
+
+placePopovers();
+prepareDialogs();
+listen();
+follower.toEnd();
+requestAnimationFrame(() => follower.pin());
+socket.open();
+
+function addresses({ urls: patterns, noId }) {
+  const withIds = (pattern) => (...ids) => ids.reduce((url, id) => url.replace(noId, id), pattern);
+  const fixed = ["home", "conversations", "engine", "login"];
+  const entries = Object.entries(patterns).map(([name, url]) => [name, fixed.includes(name) ? url : withIds(url)]);
+  const socketUrl = new URL(patterns.socket, location.href);
+  socketUrl.protocol = location.protocol === "https:" ? "wss:" : "ws:";
+  return { ...Object.fromEntries(entries), socket: socketUrl.href };
+}
+
+// --- the connection
+
+let bannerTimer;
+let hasBeenOpen = false;
+
+function opened() {
+  clearTimeout(bannerTimer);
+  if (!byId("banner").hidden) announce(gettext("The connection is back"));
+  byId("banner").hidden = true;
+  conversation.opened(!hasBeenOpen);
+  hasBeenOpen = true;
+}
+
+function waiting(delayMs) {
+  conversation.lost();
+  clearTimeout(bannerTimer);
+  const text = fill(gettext("No connection to the server. Trying again in %(n)s s; you can go on writing."), { n: Math.max(1, Math.round(delayMs / 1000)) });
+  bannerTimer = setTimeout(() => {
+    byId("banner").querySelector("span").textContent = text;
+    byId("banner").querySelector("button").hidden = false;
+    byId("banner").hidden = false;
+  }, byId("banner").hidden ? SHOW_BANNER_AFTER_MS : 0);
+}
+
+function loggedOut() {
+  const dialog = byId("login-dialog");
+  const next = new URLSearchParams({ next: location.pathname });
+  dialog.querySelector("[data-login]").href = `${urls.login}?${next}`;
+  if (!dialog.open) dialog.showModal();
+}
+
+/** The socket says that its session has ended; after a change of password the page may have a new one. */
+async function checkSession() {
+  try {
+    await requests.json(urls.engine);
+    socket.open();
+  } catch (error) {
+    if (error.code === "offline") socket.open();
+    else loggedOut();
+  }
+}
+
+// --- what a person does
+
+function listen() {
+  document.addEventListener("click", (event) => {
+    const button = event.target.closest("[data-action]");
+    if (button) act(button.dataset.action, button);
+  });
+  document.addEventListener("keydown", pressed);
+  for (const starter of document.querySelectorAll(".starter")) {
+    starter.addEventListener("click", () => composer.set(starter.dataset.starter));
+  }
+  byId("banner").querySelector("button").addEventListener("click", () => socket.retryNow());
+  byId("older").querySelector("button").addEventListener("click", () => attempt(() => conversation.loadOlder()));
+  new IntersectionObserver(([entry]) => {
+    if (entry.isIntersecting && !byId("older").hidden) attempt(() => conversation.loadOlder());
+  }, { root: byId("scroller"), rootMargin: "400px 0px 0px 0px" }).observe(byId("older"));
+  new ResizeObserver(() => follower.pin()).observe(byId("scroller"));
+  addEventListener("unhandledrejection", (event) => {
+    if (event.reason?.code) {
+      event.preventDefault();
+      notify(event.reason.message);
+    }
+  });
+  document.addEventListener("visibilitychange", async () => {
+    // Logged in again in another tab: a fresh page has the new session's token; drafts and unsent messages are kept.
+    if (document.visibilityState === "visible" && byId("login-dialog").open && (await hasSession())) location.reload();
+  });
+}
+
+async function hasSession() {
+  try {
+    await requests.json(urls.engine);
+    return true;
+  } catch {
+    return false; // the dialog is open: nothing to add
+  }
+}
+
+function act(action, button) {
+  const article = button.closest(".message");
+  const id = article?.dataset.message;
+  const client = article?.dataset.client;
+  const actions = {
+    copy: () => attempt(() => copyMessage(article, button)),
+    "copy-code": () => attempt(async () => {
+      await copy(Promise.resolve(button.closest(".block").querySelector("pre").innerText.replace(/\n$/, "")));
+      confirmOn(button);
+    }),
+    edit: () => editMessage(article),
+    regenerate: () => conversation.regenerate(id),
+    retry: () => conversation.continue(id),
+    continue: () => conversation.continue(id),
+    branch: () => attempt(() => conversation.branch(button.dataset.target)),
+    stats: () => showStats(button, statsOf(article)),
+    resend: () => conversation.resend(client),
+    "take-back": () => conversation.takeBack(client),
+    help: () => byId("help-dialog").showModal(),
+    rename: () => { if (button.id === "title") sidebar.rename({ id: conversation.id, title: conversation.title }); },
+  };
+  actions[action]?.();
+}
+
+async function copyMessage(article, button) {
+  await copy(requests.text(urls.text(conversation.id, article.dataset.message)));
+  confirmOn(button);
+  announce(gettext("Copied"));
+}
+
+/** True when there was a message to edit. */
+function editMessage(article) {
+  if (!article || conversation.isRunning) return false;
+  attempt(async () => {
+    const text = await requests.text(urls.text(conversation.id, article.dataset.message));
+    edit(article, text, page.limits.messageChars, (changed) => conversation.edit(article.dataset.message, changed));
+  });
+  return true;
+}
+
+function showStats(button, stats) {
+  const card = byId("stats-card");
+  const bar = card.querySelector(".stats-bar");
+  const reused = document.createElement("i");
+  const computed = document.createElement("i");
+  reused.className = "is-reused";
+  reused.style.flexGrow = stats.reused_ram + stats.reused_disk;
+  computed.style.flexGrow = stats.computed;
+  bar.replaceChildren(...[reused, computed].filter((part) => part.style.flexGrow > 0));
+  facts(card.querySelector(".facts"), statsFacts(stats));
+  openNextTo(card, button);
+}
+
+async function attempt(action) {
+  try {
+    await action();
+  } catch (error) {
+    notify(error.message);
+  }
+}
+
+function pressed(event) {
+  const name = shortcut(event);
+  if (name === "escape") {
+    if (isSomethingOpen() || sidebar.closeSheet()) return;
+    if (conversation.isRunning) conversation.stop();
+    return;
+  }
+  if (!name || !page.hasShortcuts || document.querySelector("dialog[open]")) return;
+  event.preventDefault();
+  const commands = {
+    composer: () => composer.focus(),
+    new: () => location.assign(urls.home),
+    search: () => sidebar.focusSearch(),
+    sidebar: () => sidebar.toggle(),
+    help: () => byId("help-dialog").showModal(),
+    copy: () => {
+      const last = transcript.lastOf("assistant");
+      if (last) attempt(() => copyMessage(last, last.querySelector('[data-action="copy"]')));
+    },
+  };
+  commands[name]();
+}

@@ -1,0 +1,379 @@
+/* The conversation of this page: what goes out, what comes in, and who draws it.
+
+   Every frame is taken by the ids that it carries: nothing about another conversation is ever drawn here. */
+
+import { announce, alarm, notify } from "./floating.js";
+import { lengthText } from "./format.js";
+import { fill, gettext } from "./i18n.js";
+import { newId } from "./ids.js";
+import * as message from "./message.js";
+import * as outbox from "./outbox.js";
+import { applyFrame, newTurn } from "./turns.js";
+
+const HIDDEN_PAINT_MS = 300; // a hidden tab gets no animation frames, and must still acknowledge what it was sent
+const OWN_HINT_MS = 1500; // a hint that close after news of a turn tells nothing new
+
+export class Conversation {
+  #turns = new Map();
+  #dirty = new Map();
+  #paintTimer = null;
+  #newsAt = 0;
+  #awaitsSnapshot = false;
+
+  constructor({ page, urls, socket, store, requests, transcript, pending, follower, composer, sidebar, model }) {
+    Object.assign(this, { urls, socket, store, requests, transcript, pending, follower, composer, sidebar, model });
+    this.entries = store.get("outbox", []);
+    this.older = page.older;
+    this.isStored = page.conversation !== null;
+    this.id = page.conversation ?? outbox.firstNew(this.entries)?.conversation ?? newId();
+    this.title = page.title;
+    composer.keepDraft(this.isStored ? this.id : "new");
+    this.#drawOutbox();
+    this.#showRunning();
+  }
+
+  get isRunning() {
+    return this.transcript.running !== null;
+  }
+
+  // --- what a person does
+
+  /** Takes the text unless no frame can carry it. */
+  send(text) {
+    const clientId = newId();
+    const isNew = !this.isStored && outbox.of(this.entries, this.id).length === 0;
+    const entries = outbox.add(this.entries, { clientId, conversation: this.id, text, isNew });
+    if (!this.socket.fits(outbox.frameOf(outbox.find(entries, clientId)))) {
+      notify(gettext("The message is too large to be sent in one piece."));
+      return false;
+    }
+    this.#keep(entries);
+    this.follower.toEnd();
+    this.#flush();
+    return true;
+  }
+
+  resend(clientId) {
+    this.#keep(outbox.waiting(this.entries, clientId));
+    this.#flush();
+  }
+
+  takeBack(clientId) {
+    const entry = outbox.find(this.entries, clientId);
+    this.#keep(outbox.remove(this.entries, clientId));
+    this.composer.takeBack(entry.text);
+  }
+
+  stop() {
+    const { running } = this.transcript;
+    if (running) this.#ask({ type: "turn.stop", conversation: this.id, message: running.dataset.message });
+  }
+
+  regenerate(id) {
+    this.#ask({ type: "turn.regenerate", conversation: this.id, message: id, client_id: newId() });
+  }
+
+  continue(id) {
+    this.#ask({ type: "turn.continue", conversation: this.id, message: id });
+  }
+
+  /** False when the text was not taken and the editor has to stay open. */
+  edit(id, text) {
+    const frame = { type: "turn.edit", conversation: this.id, message: id, client_id: newId(), text };
+    if (!this.socket.fits(frame)) {
+      notify(gettext("The message is too large to be sent in one piece."));
+      return false;
+    }
+    return this.#ask(frame);
+  }
+
+  async branch(target) {
+    const answer = await this.requests.post(this.urls.branch(this.id), { message: target });
+    this.#newsAt = performance.now();
+    this.#exchange(answer);
+  }
+
+  async loadOlder() {
+    if (this.older === null || this.isLoadingOlder) return;
+    this.isLoadingOlder = true;
+    try {
+      const { html, older } = await this.requests.json(`${this.urls.window(this.id)}?before=${this.transcript.first}`);
+      this.follower.keepPlace(() => {
+        this.transcript.prepend(html);
+        this.#setOlder(older);
+      });
+    } finally {
+      this.isLoadingOlder = false;
+    }
+  }
+
+  modelChanged() {
+    this.#drawOutbox();
+    this.#flush();
+  }
+
+  // --- the line
+
+  opened(isFirst) {
+    this.#keep(outbox.allWaiting(this.entries));
+    if (this.isStored) {
+      this.#watch();
+      // Answers come in order: a pong without a snapshot before it says that no turn is running there.
+      this.#awaitsSnapshot = true;
+      this.socket.send({ type: "ping" });
+      if (!isFirst) this.#reread();
+    }
+    this.#flush();
+  }
+
+  lost() {
+    this.#drawOutbox();
+  }
+
+  frame(frame) {
+    switch (frame.type) {
+      case "turn.accepted": return this.#accepted(frame);
+      case "turn.snapshot":
+      case "turn.stage":
+      case "turn.delta":
+      case "turn.end": return this.#progressed(frame);
+      case "conversation.changed": return this.#changed(frame);
+      case "error": return this.#refused(frame);
+      case "pong": return this.#ponged();
+      default: return undefined; // server.draining: the line will close, and be opened again
+    }
+  }
+
+  #watch() {
+    this.socket.send({ type: "watch", conversation: this.id });
+  }
+
+  /** Something that is worth nothing later: it is refused, not kept, when the line is down. */
+  #ask(frame) {
+    const isSent = this.socket.send(frame);
+    if (!isSent) notify(gettext("There is no connection to the server at the moment."));
+    return isSent;
+  }
+
+  #ponged() {
+    if (!this.#awaitsSnapshot) return;
+    this.#awaitsSnapshot = false;
+    if (this.isRunning) this.#reread();
+  }
+
+  #accepted(frame) {
+    const entry = outbox.find(this.entries, frame.client_id);
+    if (entry) this.#keep(outbox.remove(this.entries, frame.client_id));
+    if (frame.conversation !== this.id) return this.sidebar.touch(frame.conversation);
+    this.#newsAt = performance.now();
+    if (!this.isStored) this.#becomeStored();
+    this.#setTitle(frame.title);
+    this.sidebar.touch(this.id);
+    if (frame.is_duplicate || (!entry && frame.client_id !== null)) return this.#reread(); // versions change: the server draws them
+    this.#turns.set(frame.message, newTurn(frame.message));
+    if (entry) {
+      this.transcript.addUser(frame.user_message, frame.user_html);
+      this.transcript.addAssistant(frame.message);
+    } else {
+      message.open(this.transcript.get(frame.message));
+    }
+    this.#showRunning();
+    this.follower.pin();
+    announce(gettext("The reply is being written"));
+    return undefined;
+  }
+
+  #progressed(frame) {
+    if (frame.conversation !== this.id) return;
+    this.#newsAt = performance.now();
+    const known = this.#turns.get(frame.message);
+    if (frame.type === "turn.snapshot") this.#awaitsSnapshot = false;
+    const { turn, changed, verdict } = applyFrame(known ?? newTurn(frame.message), frame);
+    if (verdict === "gap") this.#watch();
+    if (verdict !== "applied") return;
+    this.#turns.set(frame.message, turn);
+    const indices = this.#dirty.get(frame.message) ?? new Set();
+    for (const index of changed) indices.add(index);
+    this.#dirty.set(frame.message, indices);
+    this.#schedulePaint();
+  }
+
+  #changed(frame) {
+    if (frame.is_deleted) {
+      this.sidebar.remove(frame.conversation);
+      if (frame.conversation === this.id) this.gone();
+      return;
+    }
+    if (frame.title) this.sidebar.setTitle(frame.conversation, frame.title);
+    if (frame.conversation !== this.id) {
+      this.sidebar.refreshSoon();
+      return;
+    }
+    if (frame.title) this.#setTitle(frame.title);
+    if (this.isStored && performance.now() - this.#newsAt > OWN_HINT_MS) this.#reread();
+  }
+
+  async #refused(frame) {
+    const entry = outbox.find(this.entries, frame.client_id);
+    if (!entry) {
+      notify(frame.message);
+      if (frame.conversation === this.id && this.isStored) this.#reread();
+      return;
+    }
+    if (await this.#canWait(frame, entry)) this.#keep(outbox.waiting(this.entries, entry.clientId));
+    else {
+      this.#keep(outbox.refused(this.entries, entry.clientId, frame.message));
+      alarm(frame.message);
+    }
+    this.follower.pin();
+  }
+
+  /** Whether a refused send goes out again by itself: when the model is there, the reply has ended, the server is back. */
+  async #canWait({ code }, entry) {
+    if (code === "draining" || code === "unauthenticated") return true;
+    if (code === "engine_unavailable") {
+      await this.model.refresh();
+      return this.model.state.state === "loading";
+    }
+    if (code !== "conflict") return false;
+    if (entry.conversation !== this.id) return true; // its own page will see the end of that reply
+    await this.#reread();
+    return this.isRunning;
+  }
+
+  // --- the outbox
+
+  #flush() {
+    const canSend = this.socket.isOpen && this.model.state.state !== "loading";
+    if (!canSend) return this.#drawOutbox();
+    for (const conversation of new Set(this.entries.map((entry) => entry.conversation))) {
+      const isRunning = conversation === this.id && this.isRunning;
+      const entry = outbox.next(this.entries, conversation, isRunning);
+      if (!entry) continue;
+      const parent = conversation === this.id ? this.transcript.leaf : null;
+      if (conversation !== this.id && !entry.hasGoneOut && !entry.isNew) continue; // waits for its own page
+      this.#keep(outbox.sent(this.entries, entry.clientId, parent));
+      this.socket.send(outbox.frameOf(outbox.find(this.entries, entry.clientId)));
+    }
+    return this.#drawOutbox();
+  }
+
+  #keep(entries) {
+    this.entries = entries;
+    this.store.set("outbox", entries);
+    this.#drawOutbox();
+  }
+
+  #drawOutbox() {
+    const entries = outbox.of(this.entries, this.id);
+    document.getElementById("main").classList.toggle("is-empty", !this.isStored && entries.length === 0);
+    this.pending.draw(entries, this.#whyWaiting());
+  }
+
+  #whyWaiting() {
+    if (!this.socket.isOpen) return gettext("Will be sent when the connection is back");
+    if (this.model.state.state === "loading") return this.model.state.label;
+    return this.isRunning ? gettext("Will be sent when the reply has ended") : gettext("Will be sent in its turn");
+  }
+
+  // --- drawing
+
+  #schedulePaint() {
+    if (this.#paintTimer !== null) return;
+    const paint = () => {
+      clearTimeout(this.#paintTimer);
+      this.#paintTimer = null;
+      this.#paint();
+    };
+    this.#paintTimer = setTimeout(paint, HIDDEN_PAINT_MS);
+    requestAnimationFrame(() => {
+      if (this.#paintTimer !== null) paint();
+    });
+  }
+
+  #paint() {
+    const dirty = [...this.#dirty];
+    this.#dirty.clear();
+    for (const [id, indices] of dirty) {
+      const turn = this.#turns.get(id);
+      const article = this.transcript.get(id);
+      this.socket.send({ type: "ack", message: id, seq: turn.seq });
+      if (!article) {
+        this.#reread(); // begun in another tab: the messages around it are not here yet
+        continue;
+      }
+      message.paint(article, turn, [...indices].sort((a, b) => a - b));
+      if (turn.isOver) this.#ended(article, turn);
+    }
+    this.#showRunning();
+    this.follower.pin();
+  }
+
+  #ended(article, turn) {
+    this.#turns.delete(turn.message);
+    if (turn.status === "failed") alarm(turn.error || gettext("The reply failed."));
+    else announce(fill(gettext("Reply complete, %(length)s"), { length: lengthText(message.plainText(article)) }));
+    queueMicrotask(() => this.#flush());
+  }
+
+  #showRunning() {
+    this.composer.setRunning(this.isRunning);
+    if (this.isStored) this.sidebar.setRunning(this.id, this.isRunning);
+  }
+
+  /** Read the end of the conversation again, and put what is running back on top of it. */
+  async #reread() {
+    if (!this.isStored) return;
+    try {
+      this.#exchange(await this.requests.json(this.urls.window(this.id)));
+    } catch (error) {
+      if (error.code === "not_found") this.gone();
+      else if (error.code !== "offline") notify(error.message);
+    }
+  }
+
+  #exchange({ html, older }) {
+    const hasMoreAbove = this.transcript.exchange(html);
+    if (!hasMoreAbove) this.#setOlder(older);
+    for (const [id, turn] of this.#turns) {
+      const article = this.transcript.get(id);
+      if (article) message.paint(article, turn, [...turn.blocks.keys()]);
+    }
+    this.#showRunning();
+    this.follower.pin();
+    this.#flush();
+  }
+
+  #setOlder(older) {
+    this.older = older;
+    document.getElementById("older").hidden = older === null;
+  }
+
+  #becomeStored() {
+    this.isStored = true;
+    history.replaceState(null, "", this.urls.conversation(this.id));
+    this.composer.renameDraft(this.id);
+    document.getElementById("main").classList.remove("is-empty");
+    document.getElementById("title").hidden = false;
+    this.sidebar.setCurrent(this.id);
+  }
+
+  /** Show a title that is stored already. */
+  showTitle(title) {
+    this.#setTitle(title);
+  }
+
+  #setTitle(title) {
+    this.title = title || gettext("Untitled");
+    document.querySelector("#title > span").textContent = this.title;
+    document.getElementById("page-heading").textContent = this.title;
+    document.title = `${this.title} · Recollect`;
+    this.sidebar.setTitle(this.id, this.title);
+  }
+
+  /** The conversation has been deleted, here or in another tab. */
+  gone() {
+    this.#keep(this.entries.filter((entry) => entry.conversation !== this.id));
+    location.assign(this.urls.home);
+  }
+}
