@@ -42,7 +42,8 @@ def silu_multiply(gate_up: F32, scratch: Scratch) -> F32:
     gate, up = gate_up[:num_gates], gate_up[num_gates:]
     denominator = scratch.take("denominator", *gate.shape)
     np.negative(gate, out=denominator)
-    np.exp(denominator, out=denominator)
+    with np.errstate(over="ignore"):
+        np.exp(denominator, out=denominator)
     denominator += np.float32(1)
     gate /= denominator
     gate *= up

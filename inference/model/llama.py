@@ -147,12 +147,11 @@ class LlamaModel:
             def run(block: _Block, layer: int = layer) -> None:
                 scratch = self._scratches.get()
                 try:
-                    with np.errstate(over="ignore"):  # see silu_multiply
-                        if layer > 0:
-                            self._attend(block, layer - 1, kv, scratch)
-                            self._mlp(block, layer - 1, scratch)
-                        if layer < num_layers:
-                            self._project(block, layer, kv, scratch)
+                    if layer > 0:
+                        self._attend(block, layer - 1, kv, scratch)
+                        self._mlp(block, layer - 1, scratch)
+                    if layer < num_layers:
+                        self._project(block, layer, kv, scratch)
                 finally:
                     self._scratches.put(scratch)
 

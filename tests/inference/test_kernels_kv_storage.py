@@ -1,0 +1,40 @@
+"""What is written to a slot is found there, and nowhere else."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+
+from inference.kernels.kv_storage import KVStorage
+
+
+def test_rows_land_in_their_slots_of_their_layer() -> None:
+    kv = KVStorage(num_layers=2, num_kv_heads=3, head_dim=4, num_blocks=5, block_size=8)
+    k = np.arange(2 * 3 * 4, dtype=np.float32).reshape(2, 3, 4) + 1  # (T, K, D)
+    kv.write(1, np.array([33, 7]), k, -k)
+    np.testing.assert_array_equal(kv.k[1][:, [33, 7]].transpose(1, 0, 2), k)
+    np.testing.assert_array_equal(kv.v[1][:, [33, 7]].transpose(1, 0, 2), -k)
+    assert np.count_nonzero(kv.k) == np.count_nonzero(kv.v) == k.size
+
+
+def test_copied_rows_are_the_head_of_a_block_in_all_layers() -> None:
+    kv = KVStorage(num_layers=2, num_kv_heads=1, head_dim=2, num_blocks=3, block_size=4)
+    kv.k[...] = np.arange(kv.k.size).reshape(kv.k.shape)
+    kv.v[...] = -kv.k
+    before = kv.k.copy()
+    kv.copy_rows(src_block=0, dst_block=2, num_rows=3)
+    np.testing.assert_array_equal(kv.k[:, :, 8:11], before[:, :, 0:3])
+    np.testing.assert_array_equal(kv.v[:, :, 8:11], -before[:, :, 0:3])
+    np.testing.assert_array_equal(kv.k[:, :, :8], before[:, :, :8])
+    np.testing.assert_array_equal(kv.k[:, :, 11], before[:, :, 11])
+
+
+def test_more_rows_than_a_block_holds_are_refused() -> None:
+    kv = KVStorage(num_layers=1, num_kv_heads=1, head_dim=2, num_blocks=2, block_size=4)
+    with pytest.raises(ValueError, match="cannot copy 5 rows of a block of 4"):
+        kv.copy_rows(0, 1, 5)
+
+
+def test_sizes_add_up() -> None:
+    kv = KVStorage(num_layers=30, num_kv_heads=3, head_dim=64, num_blocks=10, block_size=16)
+    assert kv.nbytes == kv.bytes_per_token * 160 == 30 * 3 * 64 * 2 * 4 * 160

@@ -1,0 +1,64 @@
+"""The elementwise kernels: right, and the same for a column in any company."""
+
+from __future__ import annotations
+
+import numpy as np
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from inference.kernels.reference import RopeTable, rms_norm, rotate, silu_multiply, sum_rows
+from inference.kernels.scratch import Scratch
+
+COLUMNS = st.tuples(st.integers(4, 300), st.integers(2, 700), st.integers(0, 1 << 30))
+
+
+@given(COLUMNS)
+@settings(max_examples=30, deadline=None)
+def test_a_column_is_summed_alike_in_any_company(case: tuple[int, int, int]) -> None:
+    W, C, seed = case
+    x = np.random.default_rng(seed).standard_normal((C, W)).astype(np.float32)
+    np.testing.assert_array_equal(sum_rows(x.copy())[:, 2:3], sum_rows(x[:, 2:3].copy()))
+    np.testing.assert_allclose(sum_rows(x.copy())[0], x.astype(np.float64).sum(0), rtol=1e-5, atol=1e-4)
+
+
+@given(COLUMNS)
+@settings(max_examples=30, deadline=None)
+def test_norm_and_activation_treat_a_column_alike_in_any_company(case: tuple[int, int, int]) -> None:
+    W, half, seed = case
+    rng = np.random.default_rng(seed)
+    x = (rng.standard_normal((2 * half, W)) * 30).astype(np.float32)
+    weight = rng.standard_normal((2 * half, 1)).astype(np.float32)
+    few = np.ascontiguousarray(x[:, 1:4])
+    normed = rms_norm(x, weight, 1e-5, Scratch()).copy()
+    np.testing.assert_array_equal(normed[:, 1:4], rms_norm(few, weight, 1e-5, Scratch()))
+    exact = x.astype(np.float64)
+    np.testing.assert_allclose(normed, exact / np.sqrt((exact**2).mean(0) + 1e-5) * weight, rtol=1e-5, atol=1e-6)
+    gate, up = exact[:half], exact[half:]
+    mixed = silu_multiply(x, Scratch())
+    np.testing.assert_array_equal(mixed[:, 1:4], silu_multiply(few, Scratch()))
+    np.testing.assert_allclose(mixed, gate / (1 + np.exp(-gate)) * up, rtol=1e-5, atol=1e-6)
+
+
+def test_a_rotated_pair_depends_on_the_distance_only() -> None:
+    table = RopeTable.of(max_positions=64, head_dim=8, theta=100.0)
+    rng = np.random.default_rng(0)
+    q, k = (rng.standard_normal((1, 8, 1)).astype(np.float32) for _ in "qk")
+
+    def score(query_position: int, key_position: int) -> float:
+        turned = []
+        for heads, position in ((q, query_position), (k, key_position)):
+            x = np.repeat(heads, 4, axis=2)
+            rotate(x, *table.columns(np.full(4, position, np.int32), 0, 4), Scratch())
+            turned.append(x[0, :, 0])
+        return float(turned[0] @ turned[1])
+
+    assert abs(score(40, 31) - score(12, 3)) < 1e-5
+    assert abs(score(40, 31) - score(40, 30)) > 1e-3
+
+
+def test_columns_of_the_rope_table_stand_in_their_lanes() -> None:
+    table = RopeTable.of(max_positions=16, head_dim=4, theta=10.0)
+    cos, sin = table.columns(np.array([3, 9], np.int32), first=1, width=4)
+    np.testing.assert_array_equal(cos[:, 1:3], table.cos[[3, 9]].T)
+    np.testing.assert_array_equal(sin[:, 1:3], table.sin[[3, 9]].T)
+    assert not cos[:, [0, 3]].any()
