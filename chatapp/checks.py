@@ -20,8 +20,9 @@ from chatapp.storage import translated
 TAG = "recollect"
 _MIN_OPEN_FILES = 4096  # one socket is one file; the usual 1024 is the first wall that a busy server meets
 # WAL needs memory shared between processes and locks that work, and these give neither.
-_NETWORK_FILE_SYSTEMS = frozenset(
-    "nfs nfs4 cifs smb3 smbfs 9p afs ceph lustre beegfs gpfs fuse.sshfs fuse.glusterfs fuse.s3fs fuse.rclone".split()
+_NETWORK_FILE_SYSTEMS = (
+    *("nfs", "nfs4", "cifs", "smb3", "smbfs", "9p", "afs", "ceph", "lustre", "beegfs", "gpfs"),
+    *("fuse.sshfs", "fuse.glusterfs", "fuse.s3fs", "fuse.rclone"),
 )
 
 Check = Callable[..., list[CheckMessage]]

@@ -53,6 +53,9 @@ def postgres(url: str) -> dict[str, Any]:
         parts = conninfo_to_dict(url)
     except ProgrammingError:
         raise ImproperlyConfigured("DATABASE_URL is no address that PostgreSQL's client library can read") from None
+    port = str(parts.get("port", ""))  # libpq looks at it only when it connects; several hosts have several ports
+    if port.strip("0123456789,"):
+        raise ImproperlyConfigured(f"DATABASE_URL has the port {port!r}; legal are numbers")
     if not parts.get("dbname"):
         raise ImproperlyConfigured("DATABASE_URL names no database; legal is postgresql://user:password@host:port/name")
     entry = {

@@ -53,9 +53,11 @@ def attempt_begin(*, username: str, address: str) -> None:
 
 def attempt_succeeded(*, username: str, address: str) -> None:
     """The password was right: the account's failures are forgotten. The address keeps its own, or a guesser who has an
-    account could clear them with it."""
+    account could clear them with it; only this attempt is taken back."""
     cache.delete_many([_key(_ACCOUNT, username, "num"), _key(_ACCOUNT, username, "until")])
-    cache.decr(_key(_ADDRESS, _network(address), "num"))
+    network = _network(address)
+    if cache.decr(_key(_ADDRESS, network, "num")) < _ADDRESS.num_free:
+        cache.delete(_key(_ADDRESS, network, "until"))
 
 
 def _count(key: str) -> int:

@@ -1,0 +1,62 @@
+"""The environment: typed, and loud about a bad value."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+from django.core.exceptions import ImproperlyConfigured
+
+from chatapp import env
+
+
+@pytest.mark.parametrize("value", [None, "", "  "])
+def test_unset_and_empty_are_the_default(monkeypatch: pytest.MonkeyPatch, value: str | None) -> None:
+    monkeypatch.delenv("NAME", raising=False)
+    if value is not None:
+        monkeypatch.setenv("NAME", value)
+    assert env.text("NAME", "default") == "default"
+    assert env.words("NAME", ["a"]) == ["a"]
+    assert env.boolean("NAME", True) is True
+    assert env.integer("NAME", 3, low=1, high=5) == 3
+    assert env.choice("NAME", "a", ["a", "b"]) == "a"
+    assert env.path("NAME", Path("/default")) == Path("/default")
+
+
+@pytest.mark.parametrize(
+    ("value", "read", "expected"),
+    [
+        (" x ", lambda: env.text("NAME"), "x"),
+        ("a, b,,c ", lambda: env.words("NAME"), ["a", "b", "c"]),
+        ("ON", lambda: env.boolean("NAME", False), True),
+        ("0", lambda: env.boolean("NAME", True), False),
+        ("-4", lambda: env.integer("NAME", 0, low=-5, high=5), -4),
+        ("info", lambda: env.choice("NAME", "DEBUG", ["DEBUG", "INFO"]), "INFO"),
+        ("~/data", lambda: env.path("NAME", Path("/")), Path.home() / "data"),
+        ("data", lambda: env.path("NAME", Path("/")), Path.cwd() / "data"),
+    ],
+)
+def test_legal_value_is_read(monkeypatch: pytest.MonkeyPatch, value: str, read: Any, expected: Any) -> None:
+    monkeypatch.setenv("NAME", value)
+    assert read() == expected
+
+
+@pytest.mark.parametrize("value", ["0", "6", "-1", "1.5", "1e3", "1_0", "٣", "+3", "- 3", "--3", "-", "three"])
+def test_integer_out_of_range_or_not_whole_is_refused(monkeypatch: pytest.MonkeyPatch, value: str) -> None:
+    monkeypatch.setenv("NAME", value)
+    with pytest.raises(ImproperlyConfigured, match=r"NAME is .*; legal are whole numbers from 1 to 5"):
+        env.integer("NAME", 3, low=1, high=5)
+
+
+@pytest.mark.parametrize("value", ["2", "y", "enabled", "None"])
+def test_boolean_of_another_word_is_refused(monkeypatch: pytest.MonkeyPatch, value: str) -> None:
+    monkeypatch.setenv("NAME", value)
+    with pytest.raises(ImproperlyConfigured, match=r"NAME is .*; legal are on, off, true, false, yes, no, 1 and 0"):
+        env.boolean("NAME", True)
+
+
+def test_choice_of_another_word_names_the_legal_ones(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("NAME", "c")
+    with pytest.raises(ImproperlyConfigured, match=r"NAME is 'c'; legal are a, b"):
+        env.choice("NAME", "a", ["a", "b"])

@@ -1,0 +1,81 @@
+"""Writers side by side, in threads with a connection each: nothing is stored twice, nothing is locked out."""
+
+from __future__ import annotations
+
+import uuid
+
+import pytest
+
+from chatapp.errors import Conflict, StorageUnavailable
+from chatapp.models import Conversation, Generation, Message, MessageStatus, User
+from chatapp.services import accounts, turns
+from chatapp.services.conversations import conversation_delete
+from chatapp.services.turns import TurnRows
+from tests.chatapp.rows import at_once, close, send, turn
+
+pytestmark = pytest.mark.django_db(transaction=True)
+
+
+def test_fifty_copies_of_one_send_are_one_turn(alice: User) -> None:
+    client_id, conversation_id = uuid.uuid4(), uuid.uuid4()
+    results = at_once([lambda: send(alice, client_id=client_id, conversation_id=conversation_id)] * 50)
+    rows = [result for result in results if isinstance(result, TurnRows)]
+    assert len(rows) == 50, results
+    assert sum(not row.is_duplicate for row in rows) == 1
+    assert len({row.assistant_message.id for row in rows}) == 1
+    assert (Conversation.objects.count(), Message.objects.count()) == (1, 2)
+
+
+def test_of_ten_different_sends_at_once_one_opens_a_reply(alice: User) -> None:
+    conversation = turn(alice).conversation
+    results = at_once([lambda: send(alice, conversation=conversation)] * 10)
+    assert sum(isinstance(result, TurnRows) for result in results) == 1
+    assert sum(isinstance(result, Conflict) for result in results) == 9
+    assert Message.objects.count() == 4
+
+
+def test_of_ten_closes_at_once_one_wins(alice: User) -> None:
+    rows = send(alice)
+    results = at_once([lambda i=i: close(rows, f"Version {i}") for i in range(10)])
+    assert sorted(results) == [False] * 9 + [True]
+    assert Message.objects.get(id=rows.assistant_message.id).text == f"Version {results.index(True)}"
+    assert Generation.objects.count() == 1
+
+
+def test_twenty_writers_are_never_locked_out(alice: User) -> None:
+    def write() -> int:
+        rows = send(alice)
+        message_id = rows.assistant_message.id
+        for num_tokens in range(1, 6):
+            turns.turn_save(
+                message_id=message_id, text="x" * num_tokens, token_ids=[1] * num_tokens, token_fingerprint="f"
+            )
+        assert close(rows)
+        return 1
+
+    results = at_once([write] * 20)
+    assert results == [1] * 20
+    assert Message.objects.filter(status=MessageStatus.DONE).count() == 40
+
+
+def test_a_delete_beside_a_close_leaves_nothing_behind(alice: User) -> None:
+    for _ in range(5):
+        rows = send(alice)
+        deleted, closed = at_once(
+            [
+                lambda rows=rows: conversation_delete(user=alice, conversation_id=rows.conversation.id),
+                lambda rows=rows: close(rows),
+            ]
+        )
+        assert deleted is None, deleted
+        assert closed in (True, False)
+    assert (Conversation.objects.count(), Message.objects.count(), Generation.objects.count()) == (0, 0, 0)
+
+
+def test_of_ten_first_visitors_at_once_one_becomes_the_owner() -> None:
+    results = at_once(
+        [lambda i=i: accounts.owner_create(username=f"visitor{i}", password="horse battery") for i in range(10)]
+    )
+    assert sum(isinstance(result, User) for result in results) == 1
+    assert not any(isinstance(result, StorageUnavailable) for result in results)
+    assert User.objects.get().is_owner

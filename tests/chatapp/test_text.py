@@ -1,0 +1,61 @@
+"""What a database can hold, and titles."""
+
+from __future__ import annotations
+
+import unicodedata
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from chatapp.text import first_words, is_storable, one_line, storable
+
+ANY_TEXT = st.text(alphabet=st.characters(), max_size=300)  # surrogates included
+
+
+@given(ANY_TEXT)
+def test_storable_text_has_utf8_and_no_nul(text: str) -> None:
+    kept = storable(text)
+    assert "\x00" not in kept
+    assert kept.encode("utf-8").decode("utf-8") == kept
+    assert is_storable(kept)
+    assert len(kept) == len(text)
+
+
+@given(ANY_TEXT)
+def test_one_line_is_one_printable_line(text: str) -> None:
+    line = one_line(text)
+    assert len(line.splitlines()) <= 1
+    assert line == line.strip()
+    assert not any(unicodedata.category(c) in ("Cc", "Cs") for c in line)
+    assert one_line(line) == line
+
+
+@given(ANY_TEXT, st.integers(min_value=4, max_value=80))
+def test_title_is_one_line_within_its_width(text: str, columns: int) -> None:
+    title = first_words(text, columns)
+    assert sum(2 if unicodedata.east_asian_width(c) in "WF" else 1 for c in title if not unicodedata.combining(c)) <= (
+        columns + 2 * sum(c in "\u200c\u200d\ufe0e\ufe0f" for c in title)
+    )
+    assert len(title.splitlines()) <= 1
+
+
+@pytest.mark.parametrize(
+    ("text", "title"),
+    [
+        ("Hello", "Hello"),
+        ("  Hello,\n\nhow are you?", "Hello,"),
+        ("# A heading\ntext", "A heading"),
+        ("```\ncode\n```", "code"),
+        ("\n\n", ""),
+        ("word " * 30, "word " * 10 + "word word…"),
+        ("x" * 100, "x" * 59 + "…"),
+        ("我们讨论了前缀缓存的问题" * 5, ("我们讨论了前缀缓存的问题" * 5)[:29] + "…"),
+        ("Wie geht es dir? " + "Donaudampfschifffahrtsgesellschaftskapitän" * 2, None),
+        ("a" * 57 + "\U0001f468\u200d\U0001f469\u200d\U0001f467" + "b" * 20, "a" * 57 + "…"),
+        ("n" * 58 + "e\u0301" + "b" * 20, "n" * 58 + "e\u0301…"),
+    ],
+)
+def test_title_of(text: str, title: str | None) -> None:
+    found = first_words(text)
+    assert found == title or (title is None and found.startswith("Wie geht es dir? Donau") and len(found) == 60)
