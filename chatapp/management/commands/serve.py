@@ -1,0 +1,96 @@
+"""`manage.py serve`: check, recover, load the model, listen."""
+
+from __future__ import annotations
+
+import logging
+import sys
+from argparse import ArgumentParser
+from typing import Any
+
+from channels.routing import get_default_application
+from django.conf import settings
+from django.core.management.base import BaseCommand, CommandError
+
+from chatapp import checks, llm, locks, selectors
+from chatapp.errors import StorageUnavailable
+from chatapp.server import CannotListenError, ChatServer, raise_open_files
+from chatapp.services import accounts
+
+logger = logging.getLogger(__name__)
+
+
+class Command(BaseCommand):
+    """Refuses to start on a database that is not up to date; starts without a model, and says so where people look."""
+
+    help = "Run the server: the chat, its engine and the admin, in one process."
+
+    def add_arguments(self, parser: ArgumentParser) -> None:
+        parser.add_argument("--host", default=settings.RECOLLECT_HOST, help="address to listen on (%(default)s)")
+        parser.add_argument("--port", type=int, default=settings.RECOLLECT_PORT, help="0: any free one (%(default)s)")
+
+    def handle(self, *args: Any, host: str, port: int, **options: Any) -> None:
+        try:
+            self._refuse_pending_migrations()
+            with (
+                locks.only_server(settings.RECOLLECT_DATA),
+                locks.turns_allowed(settings.RECOLLECT_DATA) as num_recovered,
+            ):
+                if num_recovered:
+                    logger.warning("%d turns were left open by the last stop: marked as interrupted", num_recovered)
+                self._serve(host, port)
+        except locks.ServerRuns as error:
+            raise CommandError(f"{error}. Stop it, or set RECOLLECT_DATA to another folder.") from error
+        except StorageUnavailable as error:
+            raise CommandError(error.message) from error
+
+    def _refuse_pending_migrations(self) -> None:
+        pending = checks.pending_migrations()
+        if pending:
+            raise CommandError(
+                f"The database is not up to date: {len(pending)} migrations are pending ({pending[0]}, ...). "
+                "Make a backup, then run `python manage.py migrate`."
+            )
+
+    def _serve(self, host: str, port: int) -> None:
+        server = ChatServer(
+            get_default_application(),
+            host=host,
+            port=port,
+            max_body_bytes=settings.DATA_UPLOAD_MAX_MEMORY_SIZE,
+            max_files=raise_open_files(),
+        )
+        llm.start()
+        try:
+            server.run(on_listening=lambda bound_port: self._announce(host, bound_port))
+        except CannotListenError as error:
+            llm.shutdown()
+            raise CommandError(
+                f"Cannot listen on {host}:{port}: {error.socketError.strerror}. "
+                "Another program may use that port: choose one with --port or RECOLLECT_PORT."
+            ) from error
+        logger.info("stopped")
+
+    def _announce(self, host: str, port: int) -> None:
+        address = _address(host, port)
+        lines = [
+            f"Recollect runs at  {address}/",
+            f"Data folder        {settings.RECOLLECT_DATA}",
+            f"Model              {settings.RECOLLECT_MODEL}",
+        ]
+        if not settings.RECOLLECT_MODEL.exists():
+            lines.append("                   MISSING: fetch it with `python manage.py fetch_model`, then start again")
+        if not selectors.is_set_up():
+            if accounts.is_setup_token_required():
+                lines.append(f"First visit        {address}/setup/?token={accounts.setup_token_create()}")
+                lines.append("                   This link works once, for whoever creates the owner's account.")
+            else:
+                lines.append("First visit        creates the owner's account")
+        lines.append("Stop with Ctrl-C.")
+        self.stdout.write("\n".join(lines))
+        sys.stdout.flush()
+
+
+def _address(host: str, port: int) -> str:
+    """Where a browser on this machine finds the server; its name elsewhere, and a proxy's, only the operator knows."""
+    name = {"0.0.0.0": "127.0.0.1", "::": "[::1]"}.get(host, f"[{host}]" if ":" in host else host)  # noqa: S104
+    return f"http://{name}:{port}{settings.RECOLLECT_ROOT_PATH}"
