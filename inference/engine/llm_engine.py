@@ -1,56 +1,314 @@
 """LLMEngine: requests in, events out. Synchronous: step() schedules, runs one forward pass and postprocesses.
 
-Knows no thread and no clock of its own; everything happens inside the calls of one owner (see worker.py).
+Knows no thread: one owner makes all calls (see worker.py), but for check_request(), stats() and the attributes, which
+are safe from any thread. The clock comes in as an argument.
 """
 
 from __future__ import annotations
 
+import logging
+import time
+from collections import Counter
 from collections.abc import Callable
 from pathlib import Path
 
+import numpy as np
+
 from inference.config import EngineConfig
-from inference.types import EngineStats, Event, ModelInfo, Request
+from inference.engine.model_runner import ModelRunner
+from inference.engine.reply import Reply
+from inference.engine.scheduler import Scheduler
+from inference.engine.sequence import Chunk, Sequence
+from inference.engine.stats import StatsRecorder
+from inference.errors import PromptTooLong, SamplingError
+from inference.formats.model_file import open_model_file
+from inference.kvcache.keys import root_key
+from inference.kvcache.prefix_cache import PrefixCache
+from inference.model.base import Model
+from inference.model.registry import load_model
+from inference.sampler.sampler import Sampler
+from inference.tokenizer.chat_template import ChatTemplate
+from inference.tokenizer.tokenizer import Tokenizer
+from inference.types import (
+    F32,
+    EngineStats,
+    Event,
+    FinishedEvent,
+    FinishReason,
+    ModelInfo,
+    ProgressEvent,
+    Request,
+    Stage,
+    TokenEvent,
+)
+
+logger = logging.getLogger(__name__)
 
 ProgressFn = Callable[[float], None]  # 0 to 1
+Clock = Callable[[], float]  # seconds
+
+# What NumPy, Numba and the system raise when a pass fails for reasons of its own. Anything else, an AssertionError
+# above all, is our mistake and goes up to the worker's loop.
+FORWARD_ERRORS = (ArithmeticError, LookupError, MemoryError, RuntimeError, TypeError, ValueError)
 
 
 class LLMEngine:
-    """One model, one block pool, many requests."""
+    """One model, one block pool, many requests.
 
-    config: EngineConfig
-    info: ModelInfo
-    max_model_len: int  # the window: prompt and reply together, in tokens
+    max_model_len is the window: prompt and reply together, in tokens. It is what the model was trained for, or less if
+    the configuration says so or the pool holds no more.
+    """
 
-    def add_request(self, request: Request) -> None:
-        """Queue a request. Raises PromptTooLong, QueueFull, ValueError (a duplicate id, an id outside the vocabulary)."""
-        raise NotImplementedError
+    def __init__(
+        self,
+        model: Model,
+        tokenizer: Tokenizer,
+        chat_template: ChatTemplate,
+        config: EngineConfig,
+        *,
+        name: str = "",
+        path: str = "",
+        clock: Clock = time.monotonic,
+    ) -> None:
+        num_blocks = -(-config.pool_tokens // config.block_size)
+        window = config.max_model_len or model.config.max_position_embeddings
+        if window > model.config.max_position_embeddings:
+            raise ValueError(f"max_model_len is {window}, the model holds {model.config.max_position_embeddings}")
+        kv = model.new_kv(num_blocks, config.block_size)
+        root = root_key(
+            model_fingerprint=model.fingerprint,
+            tokenizer_fingerprint=tokenizer.fingerprint,
+            kv_format=kv.format_id,
+        )
+        self.model = model
+        self.tokenizer = tokenizer
+        self.chat_template = chat_template
+        self.config = config
+        self.info = ModelInfo(
+            name=name,
+            path=path,
+            architecture=model.config.model_type,
+            num_parameters=model.num_parameters,
+            num_layers=model.config.num_hidden_layers,
+            vocab_size=model.config.vocab_size,
+            max_position_embeddings=model.config.max_position_embeddings,
+            kernel_tier=model.kernel_tier,
+            fingerprint=model.fingerprint,
+            tokenizer_fingerprint=chat_template.fingerprint,
+            kv_bytes_per_token=kv.bytes_per_token,
+        )
+        self.max_model_len = min(window, num_blocks * config.block_size)
+        self.cache = PrefixCache(
+            kv,
+            num_blocks=num_blocks,
+            block_size=config.block_size,
+            root=root,
+            is_enabled=config.is_prefix_cache_enabled,
+        )
+        self.clock = clock
+        self._scheduler = Scheduler(config, self.cache)
+        self._runner = ModelRunner(model, kv)
+        self._stats = StatsRecorder(
+            self.cache, max_waiting=config.max_waiting, pool_bytes=kv.nbytes, started_at=clock()
+        )
+        self._sequences: dict[str, Sequence] = {}
+        self._batch: list[Chunk] = []  # of the step that is under way
+        self._events: list[Event] = []  # not yet returned
+        self._num_arrivals = 0
+
+    def check_request(self, request: Request) -> None:
+        """Raise PromptTooLong or ValueError for a request that could never be run, however empty the engine."""
+        prompt_ids = request.prompt_ids
+        if prompt_ids.ndim != 1 or not len(prompt_ids):
+            raise ValueError(f"prompt_ids has shape {prompt_ids.shape}, wanted is at least one id")
+        low, high, vocab_size = int(prompt_ids.min()), int(prompt_ids.max()), self.model.config.vocab_size
+        if low < 0 or high >= vocab_size:
+            raise ValueError(f"prompt_ids go from {low} to {high}, the vocabulary holds 0 to {vocab_size - 1}")
+        if request.sampling.seed is not None and request.sampling.seed < 0:
+            raise ValueError(f"seed is {request.sampling.seed}, legal are 0 and above")
+        if len(prompt_ids) + 1 > self.max_model_len:
+            raise PromptTooLong(num_prompt_tokens=len(prompt_ids), num_reserved_tokens=1, max_tokens=self.max_model_len)
+
+    def add_request(self, request: Request, *, submitted_at: float | None = None) -> None:
+        """Queue a request. Raises what check_request() raises, QueueFull, and ValueError for an id that is in use.
+
+        submitted_at: when it was asked for, if that was before this call.
+        """
+        self.check_request(request)
+        if request.request_id in self._sequences:
+            raise ValueError(f"request {request.request_id} is in the engine already")
+        sequence = Sequence(
+            request,
+            arrival=self._num_arrivals,
+            max_model_len=self.max_model_len,
+            sampler=Sampler(request.sampling, request.prompt_ids, self.model.config.vocab_size),
+            reply=Reply(self.tokenizer, request.sampling.stop),
+            submitted_at=self.clock() if submitted_at is None else submitted_at,
+        )
+        self._scheduler.add(sequence)
+        self._sequences[request.request_id] = sequence
+        self._num_arrivals += 1
+        self._refresh_stats()
 
     def cancel(self, request_id: str) -> None:
-        """End a request with CANCELLED at the next step(); an unknown or finished id is ignored."""
-        raise NotImplementedError
+        """End a request; the next step() returns its FinishedEvent. An unknown or finished id is ignored."""
+        if sequence := self._sequences.get(request_id):
+            self._finish(sequence, FinishReason.CANCELLED)
+            self._refresh_stats()
 
-    def step(self) -> list[Event]:
-        """Run one forward pass over all live requests and return what happened."""
-        raise NotImplementedError
+    def cancel_all(self) -> None:
+        for request_id in list(self._sequences):
+            self.cancel(request_id)
 
     @property
     def has_work(self) -> bool:
-        """Whether step() has anything to do or to report."""
-        raise NotImplementedError
+        """Whether step() has anything to compute or to report."""
+        return bool(self._sequences or self._events)
+
+    def step(self) -> list[Event]:
+        """Run one forward pass over what is due and return what has happened since the last call.
+
+        A pass that fails ends the requests of its batch with ERROR; the others go on.
+        """
+        self._batch = self._scheduler.schedule(self.clock())
+        self._report_queue()
+        if self._batch:
+            try:
+                logits = self._runner.run(self._batch)
+            except FORWARD_ERRORS as error:
+                logger.exception("forward pass over %d sequences failed", len(self._batch))
+                self._fail(f"the computation failed: {type(error).__name__}: {error}")
+            else:
+                self._postprocess(logits)
+        return self._take_events()
+
+    def fail_step(self, problem: str) -> list[Event]:
+        """End the requests of a step that has raised (all, if it had no batch yet) and return the events so far."""
+        if not self._batch:
+            self._batch = [Chunk(sequence, 0) for sequence in self._sequences.values()]
+        self._fail(problem)
+        return self._take_events()
 
     def stats(self) -> EngineStats:
-        """The snapshot made after the last change. Safe from any thread."""
-        raise NotImplementedError
+        """The snapshot made after the last change."""
+        return self._stats.latest(self.clock())
 
     def purge(self, tag: str) -> int:
-        """Forget the cached KV that only requests with this tag have used; returns the number of blocks."""
-        raise NotImplementedError
+        """Forget the cached KV that only requests with this tag have used; returns the number of blocks.
+
+        Live requests with the tag go on, and leave nothing behind. Public blocks stay.
+        """
+        for sequence in self._sequences.values():
+            self.cache.disown(sequence.table, tag)
+        num_blocks = self.cache.purge(tag)
+        self._refresh_stats()
+        return num_blocks
+
+    def clear_cache(self) -> None:
+        """Forget all cached KV, as if it had been evicted."""
+        self.cache.clear()
+        self._refresh_stats()
 
     def check_integrity(self) -> None:
-        """Assert that blocks, references, keys and live requests agree."""
-        raise NotImplementedError
+        """Assert that blocks, references, keys and live requests agree. O(number of blocks)."""
+        self.cache.check_integrity()
+        running = self._scheduler.running
+        references = Counter(block_id for sequence in running for block_id in sequence.table.block_ids)
+        ref_count = self.cache.pool.ref_count
+        assert references == Counter({int(i): int(ref_count[i]) for i in np.flatnonzero(ref_count)})
+        live = running + self._scheduler.waiting
+        assert {sequence.request_id for sequence in live} == set(self._sequences)
+        assert not any(sequence.table.block_ids for sequence in self._scheduler.waiting)
+
+    def _postprocess(self, logits: F32) -> None:
+        """Publish what has been computed, then take a token from each row of logits (R, V)."""
+        rows = iter(logits)
+        for chunk in self._batch:
+            sequence, is_last = chunk.sequence, chunk.is_last
+            was_reading = sequence.stage == Stage.READING
+            sequence.num_computed += chunk.num_tokens
+            self.cache.publish(sequence.table, sequence.token_ids, sequence.num_computed)
+            if was_reading:
+                self._report(sequence, num_done=sequence.num_computed, num_total=sequence.num_tokens)
+            if is_last:
+                self._take_token(sequence, next(rows))
+        self._batch = []
+
+    def _take_token(self, sequence: Sequence, logits: F32) -> None:
+        """Sample the next token from logits (V,), report it, and finish the sequence if it was the last."""
+        try:
+            token_id = sequence.sampler.sample(logits)
+        except SamplingError as error:
+            logger.warning("request %s: %s", sequence.request_id, error)
+            self._finish(sequence, FinishReason.ERROR, error=str(error), is_valid=False)
+            return
+        sequence.last_token_at = self.clock()
+        if sequence.num_generated == 0:
+            sequence.first_token_at = sequence.last_token_at
+        sequence.num_generated += 1
+        if sequence.stage != Stage.WRITING:
+            sequence.stage = Stage.WRITING
+            self._report(sequence)
+        if token_id in sequence.request.stop_token_ids:
+            self._finish(sequence, FinishReason.STOP)
+            return
+        sequence.append(token_id)
+        text = sequence.reply.add(token_id)
+        self._events.append(TokenEvent(sequence.request_id, (token_id,), text))
+        if sequence.reply.is_stopped:
+            self._finish(sequence, FinishReason.STOP)
+        elif sequence.is_full:
+            self._finish(sequence, FinishReason.LENGTH)
+
+    def _finish(self, sequence: Sequence, reason: FinishReason, *, error: str = "", is_valid: bool = True) -> None:
+        """End a sequence and report it. A second call for the same one does nothing."""
+        if not self._scheduler.finish(sequence, is_valid=is_valid):
+            return
+        del self._sequences[sequence.request_id]
+        if sequence.num_reused is None:
+            sequence.last_token_at = self.clock()  # it has waited until now
+        text, token_ids = sequence.reply.finish()
+        stats = sequence.stats()
+        self._stats.record(stats)
+        self._events.append(FinishedEvent(sequence.request_id, reason, stats, text, error, token_ids))
+
+    def _fail(self, problem: str) -> None:
+        for chunk in self._batch:
+            self._finish(chunk.sequence, FinishReason.ERROR, error=problem)
+        self._batch = []
+
+    def _report_queue(self) -> None:
+        """Tell those whose place in the queue has changed."""
+        for position, sequence in enumerate(self._scheduler.waiting):
+            if sequence.position != position:
+                sequence.position = position
+                self._report(sequence, position=position)
+
+    def _report(self, sequence: Sequence, *, position: int = 0, num_done: int = 0, num_total: int = 0) -> None:
+        self._events.append(ProgressEvent(sequence.request_id, sequence.stage, position, num_done, num_total))
+
+    def _take_events(self) -> list[Event]:
+        self._refresh_stats()
+        events, self._events = self._events, []
+        return events
+
+    def _refresh_stats(self) -> None:
+        scheduler = self._scheduler
+        self._stats.refresh(
+            num_running=len(scheduler.running),
+            num_waiting=len(scheduler.waiting),
+            num_preemptions=scheduler.num_preemptions,
+        )
 
 
 def load_engine(path: Path | str, config: EngineConfig, *, on_progress: ProgressFn | None = None) -> LLMEngine:
-    """Open the model file, load the model and build an engine around it. Raises ModelFileError, TemplateError, ValueError."""
-    raise NotImplementedError
+    """Open the model file, load the model and build an engine around it.
+
+    Raises ModelFileError, UnsupportedModelError, TemplateError, and ValueError for a configuration that the model rules
+    out; MemoryError when the pool does not fit.
+    """
+    model_file = open_model_file(path)
+    tokenizer = Tokenizer(model_file.tokenizer_spec)
+    chat_template = ChatTemplate(tokenizer, model_file.chat_template)
+    model = load_model(model_file, num_threads=config.num_threads, on_progress=on_progress)
+    return LLMEngine(model, tokenizer, chat_template, config, name=model_file.name, path=str(model_file.path))

@@ -1,0 +1,119 @@
+"""Scheduler: who computes how many tokens in the next step, who is admitted and who has to give way.
+
+Knows sequences and blocks. Knows no model and no text. One owner calls it.
+
+Blocks are not reserved for the whole of a reply: replies are mostly shorter than their max_tokens, and a reservation
+would let half of a small pool lie idle. A sequence is admitted when its known tokens fit and every running one can
+still take a block; when the pool runs dry nevertheless, the newest is preempted. What it has computed stays cached as
+long as nobody needs the blocks, so it mostly resumes with a hit. This cannot come to a stop: any request fits the pool
+alone (LLMEngine.check_request), and the first in order is never the one to give way.
+"""
+
+from __future__ import annotations
+
+from bisect import insort
+
+from inference.config import EngineConfig
+from inference.engine.sequence import Chunk, Sequence
+from inference.errors import QueueFull
+from inference.kvcache.prefix_cache import PrefixCache
+from inference.types import Stage
+
+
+class Scheduler:
+    """Waiting and running sequences, both in order: priority, then arrival.
+
+    A preempted sequence keeps its place in that order, so it is admitted before all that came after it.
+    """
+
+    def __init__(self, config: EngineConfig, cache: PrefixCache) -> None:
+        self.waiting: list[Sequence] = []
+        self.running: list[Sequence] = []
+        self.num_preemptions = 0
+        self._config = config
+        self._cache = cache
+
+    def add(self, sequence: Sequence) -> None:
+        """Queue a sequence. Raises QueueFull when max_waiting would wait even with every running place taken."""
+        config = self._config
+        if len(self.waiting) + len(self.running) >= config.max_running + config.max_waiting:
+            raise QueueFull(num_waiting=len(self.waiting), max_waiting=config.max_waiting)
+        insort(self.waiting, sequence, key=_order)
+
+    def schedule(self, now: float) -> list[Chunk]:
+        """The chunks of the next step, within max_batch_tokens: decoding first, then prefill, then newcomers.
+
+        Empty only when nothing is alive. Admits and preempts; the chunks count as computed when the caller says so.
+        """
+        budget = self._config.max_batch_tokens
+        chunks: list[Chunk] = []
+        decoding = [sequence for sequence in self.running if sequence.num_pending == 1]
+        for sequence in decoding[:budget]:
+            if sequence.stage != Stage.QUEUED and self._can_grow(sequence):  # queued: preempted a moment ago
+                chunks.append(Chunk(sequence, 1))
+        budget -= len(chunks)
+        prefilling = [sequence for sequence in self.running if sequence.num_pending > 1]
+        while budget > 0:
+            if not prefilling:
+                admitted = self._admit(now)
+                if admitted is None:
+                    break
+                prefilling.append(admitted)
+            sequence = prefilling.pop(0)
+            num_tokens = min(budget, sequence.num_pending)
+            chunks.append(Chunk(sequence, num_tokens))
+            budget -= num_tokens
+        return chunks
+
+    def finish(self, sequence: Sequence, *, is_valid: bool = True) -> bool:
+        """Take a sequence out and its blocks back: the one place where that happens. False if it was out already."""
+        if sequence.is_finished:
+            return False
+        sequence.is_finished = True
+        if sequence in self.running:
+            self.running.remove(sequence)
+            self._cache.release(sequence.table, sequence.token_ids, sequence.num_computed, is_valid=is_valid)
+        else:
+            self.waiting.remove(sequence)
+        return True
+
+    def _admit(self, now: float) -> Sequence | None:
+        """Start the first of the queue, if there is a place and room for it."""
+        if not self.waiting or len(self.running) >= self._config.max_running:
+            return None
+        sequence = self.waiting[0]
+        num_reused = self._cache.allocate(sequence.table, sequence.token_ids, num_spare=len(self.running))
+        if num_reused is None:
+            return None
+        del self.waiting[0]
+        insort(self.running, sequence, key=_order)
+        sequence.num_computed = num_reused
+        sequence.stage = Stage.READING
+        if sequence.num_reused is None:
+            sequence.num_reused = num_reused
+            sequence.admitted_at = now
+        sequence.num_recomputed += max(0, sequence.num_lost - num_reused)
+        return sequence
+
+    def _can_grow(self, sequence: Sequence) -> bool:
+        """Make room for the sequence's known tokens. The last in order give way; False if that is the sequence."""
+        while not self._cache.grow(sequence.table, sequence.num_tokens):
+            last = self.running[-1]
+            self._preempt(last)
+            if last is sequence:
+                return False
+        return True
+
+    def _preempt(self, sequence: Sequence) -> None:
+        self.num_preemptions += 1
+        self.running.remove(sequence)
+        self._cache.release(sequence.table, sequence.token_ids, sequence.num_computed)
+        sequence.num_lost = sequence.num_computed
+        sequence.num_computed = 0
+        sequence.stage = Stage.QUEUED
+        sequence.position = -1
+        insort(self.waiting, sequence, key=_order)
+
+
+def _order(sequence: Sequence) -> tuple[int, int]:
+    return sequence.order

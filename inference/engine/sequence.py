@@ -1,0 +1,101 @@
+"""Sequence: one request inside the engine, its tokens, blocks and times. What happens to it is decided elsewhere."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import numpy as np
+
+from inference.engine.reply import Reply
+from inference.kvcache.prefix_cache import UNTAGGED, BlockTable
+from inference.sampler.sampler import Sampler
+from inference.types import I32, Request, RequestStats, Stage
+
+
+class Sequence:
+    """A request with everything that it has collected on its way.
+
+    Of num_tokens known tokens (prompt and output), the first num_computed have their KV in the table's blocks. The last
+    known token never has while the sequence is alive: computing it gives the next one.
+    """
+
+    def __init__(
+        self, request: Request, *, arrival: int, max_model_len: int, sampler: Sampler, reply: Reply, submitted_at: float
+    ) -> None:
+        self.request = request
+        self.sampler = sampler
+        self.reply = reply
+        self.order = (request.priority, arrival)  # lower runs first; the last of the running is preempted first
+        self.num_prompt_tokens = len(request.prompt_ids)
+        self.num_tokens = self.num_prompt_tokens
+        self.num_computed = 0
+        self.num_generated = 0  # the stop token included
+        self.table = BlockTable(
+            salt=request.salt,
+            num_public_tokens=min(request.num_public_tokens, self.num_prompt_tokens),
+            tags=set(request.tags) or {UNTAGGED},
+            is_low_retention=request.is_low_retention,
+        )
+        self.stage = Stage.QUEUED
+        self.position = -1  # in the queue, as last reported
+        self.is_finished = False
+        self.num_reused: int | None = None  # None until the first admission, which fixes it
+        self.num_recomputed = 0
+        self.num_lost = 0  # of the tokens computed before the last preemption: to be computed again
+        self.submitted_at = submitted_at
+        self.admitted_at = self.first_token_at = self.last_token_at = submitted_at
+        # The reply ends when this buffer is full: max_tokens, or the end of the window.
+        self._token_ids = np.empty(min(self.num_tokens + request.sampling.max_tokens, max_model_len), np.int32)
+        self._token_ids[: self.num_tokens] = request.prompt_ids
+
+    @property
+    def request_id(self) -> str:
+        return self.request.request_id
+
+    @property
+    def token_ids(self) -> I32:
+        """The known tokens (T,)."""
+        return self._token_ids[: self.num_tokens]
+
+    @property
+    def num_pending(self) -> int:
+        """Known tokens without KV: 1 while decoding."""
+        return self.num_tokens - self.num_computed
+
+    @property
+    def is_full(self) -> bool:
+        return self.num_tokens == len(self._token_ids)
+
+    def append(self, token_id: int) -> None:
+        self._token_ids[self.num_tokens] = token_id
+        self.num_tokens += 1
+
+    def stats(self) -> RequestStats:
+        """The numbers of this request so far."""
+        if self.num_reused is None:
+            return RequestStats(queue_s=self.last_token_at - self.submitted_at)
+        has_output = self.num_generated > 0
+        return RequestStats(
+            num_prompt_tokens=self.num_prompt_tokens,
+            num_reused_ram=self.num_reused,
+            num_computed=self.num_prompt_tokens - self.num_reused,
+            num_recomputed=self.num_recomputed,
+            num_generated=self.num_generated,
+            queue_s=self.admitted_at - self.submitted_at,
+            ttft_s=self.first_token_at - self.submitted_at if has_output else 0.0,
+            prefill_s=self.first_token_at - self.admitted_at if has_output else 0.0,
+            decode_s=self.last_token_at - self.first_token_at if has_output else 0.0,
+        )
+
+
+@dataclass(frozen=True, slots=True)
+class Chunk:
+    """What one step computes of a sequence: its next num_tokens known tokens."""
+
+    sequence: Sequence
+    num_tokens: int
+
+    @property
+    def is_last(self) -> bool:
+        """Whether it reaches the last known token, so that its logits give a new one."""
+        return self.num_tokens == self.sequence.num_pending
