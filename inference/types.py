@@ -88,6 +88,7 @@ class Request:
     tags: tuple[str, ...] = ()
     is_low_retention: bool = False
     priority: int = 0
+    is_continuation: bool = False  # the prompt ends inside the reply: a leading space of the output belongs to it
     stop_token_ids: tuple[int, ...] = ()  # end-of-turn ids; generated and counted, part of neither the ids nor the text
 
 

@@ -142,7 +142,7 @@ class LLMEngine:
             arrival=self._num_arrivals,
             max_model_len=self.max_model_len,
             sampler=Sampler(request.sampling, request.prompt_ids, self.model.config.vocab_size),
-            reply=Reply(self.tokenizer, request.sampling.stop),
+            reply=Reply(self.tokenizer, request.sampling.stop, is_continuation=request.is_continuation),
             submitted_at=self.clock() if submitted_at is None else submitted_at,
         )
         self._scheduler.add(sequence)

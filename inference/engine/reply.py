@@ -9,9 +9,10 @@ from inference.tokenizer.tokenizer import Tokenizer
 class Reply:
     """Grows token by token until finish(). The stop token is never given to it."""
 
-    def __init__(self, tokenizer: Tokenizer, stop: tuple[str, ...]) -> None:
+    def __init__(self, tokenizer: Tokenizer, stop: tuple[str, ...], *, is_continuation: bool = False) -> None:
         self._tokenizer = tokenizer
-        self._detokenizer = Detokenizer(tokenizer, stop)
+        self._is_continuation = is_continuation
+        self._detokenizer = Detokenizer(tokenizer, stop, is_continuation=is_continuation)
         self._token_ids: list[int] = []
         self._texts: list[str] = []
 
@@ -35,8 +36,12 @@ class Reply:
         rest = self._detokenizer.finish()
         text = "".join(self._texts) + rest
         token_ids = list(self._token_ids)
-        decoded = self._tokenizer.decode(token_ids)
+        decoded = self._decode(token_ids)
         while len(decoded) > len(text):
             token_ids.pop()
-            decoded = self._tokenizer.decode(token_ids)
+            decoded = self._decode(token_ids)
         return rest, tuple(token_ids) if decoded == text else None
+
+    def _decode(self, token_ids: list[int]) -> str:
+        detokenizer = Detokenizer(self._tokenizer, is_continuation=self._is_continuation)
+        return "".join(map(detokenizer.add, token_ids)) + detokenizer.finish()

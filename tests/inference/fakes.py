@@ -128,6 +128,7 @@ class ByteTokenizer:
     special_tokens = {"<|eos|>": EOS}
     bos_token_id = None
     eos_token_ids = (EOS,)
+    strips_leading_space = False
     fingerprint = "beef"
 
     def encode(self, text: str) -> list[int]:

@@ -17,7 +17,7 @@ def test_cold_cache_reuses_nothing_and_a_warm_one_all_but_the_last_token():
     cache = CacheWorld()
     assert cache.serve(IDS) == 0
     assert cache.find(IDS) == 19
-    assert cache.find(IDS + [1, 2, 3]) == 20
+    assert cache.find([*IDS, 1, 2, 3]) == 20
 
 
 @pytest.mark.parametrize("length", range(1, 14))
@@ -99,17 +99,12 @@ def test_private_child_of_a_public_parent_is_not_copied_from():
 def test_salt_is_not_a_plain_tag_of_the_root():
     assert keys.salted_key(ROOT, b"") != ROOT
     assert keys.root_key(model_fingerprint="m", tokenizer_fingerprint="t", kv_format="f", adapter_digest="a") != ROOT
+    fields = [("xy", "", "", ""), ("x", "y", "", ""), ("", "xy", "", ""), ("", "", "xy", ""), ("", "", "", "xy")]
     roots = {
         keys.root_key(model_fingerprint=m, tokenizer_fingerprint=t, kv_format=f, adapter_digest=a)
-        for m, t, f, a in [
-            ("xy", "", "", ""),
-            ("x", "y", "", ""),
-            ("", "xy", "", ""),
-            ("", "", "xy", ""),
-            ("", "", "", "xy"),
-        ]
+        for m, t, f, a in fields
     }
-    assert len(roots) == 5
+    assert len(roots) == len(fields)
 
 
 def test_keys_are_the_same_in_every_process():
