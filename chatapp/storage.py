@@ -15,19 +15,28 @@ from chatapp.errors import StorageUnavailable
 
 logger = logging.getLogger(__name__)
 
-# What drivers say, lower case -> (reason, sentence). SQLite and PostgreSQL; the first match counts.
+_BUSY = "The database is busy for too long. Nothing has been stored; try again."
+_FULL = "The disk is full. Nothing has been stored."
+_READONLY = "The database cannot be written to. Nothing has been stored."
+_DAMAGED = "The database file is damaged. Nothing has been stored; restore a backup."
+_MIGRATE = "The database is not up to date: run `python manage.py migrate`."
+# What the drivers of SQLite and PostgreSQL say, in lower case; the first match counts.
 _REASONS = (
-    ("database is locked", "locked", "The database is busy for too long. Nothing has been stored; try again."),
-    ("timeout", "locked", "The database is busy for too long. Nothing has been stored; try again."),
-    ("full", "full", "The disk is full. Nothing has been stored."),  # "database or disk is full"
-    ("no space left", "full", "The disk is full. Nothing has been stored."),
-    ("disk i/o error", "full", "The disk is full or damaged. Nothing has been stored."),
-    ("readonly", "readonly", "The database cannot be written to. Nothing has been stored."),
-    ("read-only", "readonly", "The database cannot be written to. Nothing has been stored."),
-    ("no such table", "migrations", "The database is not set up: run `python manage.py migrate`."),
-    ("no such column", "migrations", "The database is not up to date: run `python manage.py migrate`."),
-    ("malformed", "damaged", "The database file is damaged. Nothing has been stored; restore a backup."),
-    ("not a database", "damaged", "The database file is damaged. Nothing has been stored; restore a backup."),
+    ("database is locked", "busy", _BUSY),
+    ("database table is locked", "busy", _BUSY),
+    ("due to statement timeout", "busy", _BUSY),
+    ("due to lock timeout", "busy", _BUSY),
+    ("couldn't get a connection", "busy", _BUSY),  # of the pool
+    ("disk is full", "full", _FULL),
+    ("no space left", "full", _FULL),
+    ("disk i/o error", "damaged", "The disk is full or damaged. Nothing has been stored."),
+    ("readonly database", "readonly", _READONLY),
+    ("read-only", "readonly", _READONLY),
+    ("unable to open database file", "readonly", "The database file cannot be opened. Nothing has been stored."),
+    ("no such table", "migrations", _MIGRATE),
+    ("no such column", "migrations", _MIGRATE),
+    ("malformed", "damaged", _DAMAGED),
+    ("not a database", "damaged", _DAMAGED),
 )
 _UNREACHABLE = ("unreachable", "The database cannot be reached. Nothing has been stored; try again.")
 
