@@ -10,6 +10,7 @@ from dataclasses import dataclass
 from datetime import UTC, datetime, timedelta
 from uuid import UUID
 
+from django.contrib.auth.hashers import UNUSABLE_PASSWORD_PREFIX
 from django.db import connection
 from django.db.models import F, Q, QuerySet
 
@@ -26,6 +27,8 @@ _TRANSCRIPT_COLUMNS = (
 )
 _EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
 _WHOLE_PATH = 1 << 31
+# The owner whom a terminal made before the first visit: no password yet, and nobody has ever been logged in.
+UNCLAIMED_OWNER = Q(is_owner=True, password__startswith=UNUSABLE_PASSWORD_PREFIX, last_login__isnull=True)
 
 
 @dataclass(frozen=True, slots=True)
@@ -70,8 +73,8 @@ class Transcript:
 
 @translated()
 def is_set_up() -> bool:
-    """Whether the installation has an account; until then the first visitor makes the owner's."""
-    return User.objects.exists()
+    """Whether somebody can log in; until then the first visitor makes the owner's account, or claims it."""
+    return User.objects.exclude(UNCLAIMED_OWNER).exists()
 
 
 @translated()

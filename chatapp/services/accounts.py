@@ -39,7 +39,8 @@ def setup_token_matches(token: str) -> bool:
 def owner_create(*, username: str, password: str, token: str = "") -> User:
     """The first account, staff and superuser. Raises Conflict when there is one, NotFound for a wrong token, Invalid.
 
-    Of two that come at once the schema lets one through.
+    An owner whom owner_for_terminal made gets this name and password, and keeps the conversations. Of two that come at
+    once the schema, or the lock on that owner, lets one through.
     """
     if selectors.is_set_up():
         raise Conflict("This installation has an owner already.")
@@ -48,10 +49,35 @@ def owner_create(*, username: str, password: str, token: str = "") -> User:
     user = _account(username, password, is_owner=True, is_staff=True, is_superuser=True)
     try:
         with transaction.atomic():
-            user.save(force_insert=True)
+            unclaimed = User.objects.select_for_update().filter(selectors.UNCLAIMED_OWNER).first()
+            if unclaimed is not None:
+                user.pk, user.date_joined = unclaimed.pk, unclaimed.date_joined
+            user.save(force_insert=unclaimed is None, force_update=unclaimed is not None)
     except IntegrityError:
         raise Conflict("This installation has an owner already.") from None
     keys.setup_token_remove(settings.RECOLLECT_KEYS)
+    return user
+
+
+@translated()
+def owner_for_terminal() -> User:
+    """Who speaks at the machine itself when no name is given: the owner, else the first superuser.
+
+    Before the first visit there is neither: an owner without a password is made, whom owner_create later claims.
+    Raises Conflict when there are accounts but none of these.
+    """
+    known = User.objects.filter(is_superuser=True).order_by("-is_owner", "pk").first()
+    if known is not None:
+        return known
+    if User.objects.exists():
+        raise Conflict("No account here is an owner's: say whose conversation it is.")
+    user = User(username="owner", is_owner=True, is_staff=True, is_superuser=True)
+    user.set_unusable_password()
+    try:
+        with transaction.atomic():
+            user.save(force_insert=True)
+    except IntegrityError:  # somebody was quicker
+        return User.objects.get(is_owner=True)
     return user
 
 

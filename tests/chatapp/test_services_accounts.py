@@ -55,6 +55,43 @@ def test_first_account_is_owner_staff_and_superuser() -> None:
     assert selectors.is_set_up()
 
 
+def test_the_owner_of_the_terminal_is_claimed_on_the_first_visit() -> None:
+    owner = accounts.owner_for_terminal()
+    assert (owner.is_owner, owner.is_superuser, owner.has_usable_password()) == (True, True, False)
+    assert not selectors.is_set_up()
+    assert accounts.owner_for_terminal() == owner
+    claimed = accounts.owner_create(username="ada", password=PASSWORD)
+    assert claimed == owner
+    assert User.objects.get().check_password(PASSWORD)
+    assert selectors.is_set_up()
+    with pytest.raises(Conflict):
+        accounts.owner_create(username="eve", password=PASSWORD)
+
+
+def test_an_owner_who_has_been_logged_in_is_not_up_for_claiming() -> None:
+    owner = accounts.owner_create(username="ada", password=PASSWORD)
+    _log_in("ada")
+    owner.refresh_from_db()
+    owner.set_unusable_password()
+    owner.save()
+    assert selectors.is_set_up()
+    with pytest.raises(Conflict):
+        accounts.owner_create(username="eve", password=PASSWORD)
+
+
+def test_the_terminal_belongs_to_the_owner_before_other_superusers() -> None:
+    User.objects.create_superuser("root", password=PASSWORD)
+    assert accounts.owner_for_terminal().username == "root"
+    User.objects.create_superuser("ada", password=PASSWORD, is_owner=True)
+    assert accounts.owner_for_terminal().username == "ada"
+
+
+def test_without_an_owner_the_terminal_must_say_who() -> None:
+    User.objects.create_user("alice", password=PASSWORD)
+    with pytest.raises(Conflict):
+        accounts.owner_for_terminal()
+
+
 def test_second_owner_is_refused() -> None:
     accounts.owner_create(username="ada", password=PASSWORD)
     with pytest.raises(Conflict):
