@@ -18,7 +18,8 @@ from chatapp.markup.sanitise import sanitise
 
 MAX_BLOCK_CHARS = 20_000
 MAX_OPEN_HIGHLIGHT_CHARS = 4_000  # a code block that still grows is lexed again with every update
-_SELF_CLOSED = frozenset({"heading_open", "hr", "fence", "math_block"})
+# Ended by a line of their own, or (indented code) by the indentation of the next, which its first character fixes.
+_SELF_CLOSED = frozenset({"heading_open", "hr", "fence", "math_block", "code_block"})
 _LISTS = frozenset({"bullet_list_open", "ordered_list_open"})
 _LIST_MARKS = frozenset("-+*0123456789")
 
@@ -96,13 +97,11 @@ def _is_stable(span: Span, lines: Sequence[str]) -> bool:
     Only the last line may grow, and growing can turn it into something that belongs to the block before: "#" into "#x",
     "2" into "2. ". A table needs its second line to be told from a paragraph.
     """
-    last = len(lines) - 1
     if span.kind in _SELF_CLOSED:
-        return span.end <= last
+        return True
+    last = len(lines) - 1
     following = next(i for i in range(span.end, len(lines)) if lines[i].strip(" \t"))
     is_after_blank = not lines[following - 1].strip(" \t")
-    if span.kind == "code_block":
-        return True  # ended by the indentation of the line that follows, which is known
     if span.kind in _LISTS:
         return following < last or (is_after_blank and lines[following].lstrip(" \t")[0] not in _LIST_MARKS)
     return is_after_blank or following + 1 < last

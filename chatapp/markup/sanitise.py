@@ -23,7 +23,7 @@ _MATH_ATTRIBUTES = """
     notation columnalign columnspacing columnlines rowspacing rowlines linebreak
 """
 _ALIGN = {"align-left", "align-center", "align-right"}
-_ATTRIBUTES = dict.fromkeys(_MATH_TAGS.split(), set(_MATH_ATTRIBUTES.split())) | {
+_ATTRIBUTES: dict[str, set[str]] = {tag: set(_MATH_ATTRIBUTES.split()) for tag in _MATH_TAGS.split()} | {
     "a": {"href", "title"},
     "ol": {"start"},
 }
