@@ -9,14 +9,14 @@ from typing import Any
 
 from django import forms
 from django.conf import settings
-from django.contrib.auth.password_validation import password_validators_help_text_html
-from django.utils.functional import lazystr
+from django.contrib.auth.forms import PasswordChangeForm
 from django.utils.translation import gettext_lazy as _
 
 from chatapp.errors import ChatError
 from chatapp.models import User
 
 MAX_PASSWORD_CHARS = 1000  # hashing takes longer the longer it is
+_PASSWORD_HELP = _("At least 8 characters; not a common password, and not only digits.")
 
 
 def _password(label: Any, autocomplete: str, **options: Any) -> forms.CharField:
@@ -53,7 +53,7 @@ class AccountForm(RefusableForm):
         help_text=_("Letters, digits and @ . + - _"),
         widget=forms.TextInput(attrs={"autocomplete": "username", "autofocus": True, "spellcheck": "false"}),
     )
-    password = _password(_("Password"), "new-password", help_text=lazystr(password_validators_help_text_html))
+    password = _password(_("Password"), "new-password", help_text=_PASSWORD_HELP)
     repeated = _password(_("Password again"), "new-password")
 
     def clean(self) -> dict[str, Any]:
@@ -62,6 +62,16 @@ class AccountForm(RefusableForm):
         if "repeated" in cleaned and cleaned.get("password") != cleaned["repeated"]:
             self.add_error("repeated", _("The two passwords differ."))
         return cleaned
+
+
+class PasswordForm(PasswordChangeForm):
+    """The old password, and twice the new one."""
+
+    def __init__(self, *args: Any, **kwargs: Any) -> None:
+        super().__init__(*args, **kwargs)
+        del self.fields["old_password"].widget.attrs["autofocus"]  # it is not the first form of its page
+        self.fields["new_password1"].help_text = _PASSWORD_HELP
+        self.fields["new_password2"].help_text = ""
 
 
 class PreferencesForm(forms.Form):

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from django.conf import settings
 from django.contrib import auth, messages
-from django.contrib.auth.forms import PasswordChangeForm
 from django.http import HttpRequest, HttpResponse
 from django.shortcuts import redirect, render, resolve_url
 from django.utils.http import url_has_allowed_host_and_scheme
@@ -16,7 +15,7 @@ from django.views.decorators.http import require_http_methods, require_POST
 
 from chatapp import selectors
 from chatapp.errors import Conflict, Invalid, NotFound, Throttled
-from chatapp.forms import AccountForm, LoginForm, PreferencesForm
+from chatapp.forms import AccountForm, LoginForm, PasswordForm, PreferencesForm
 from chatapp.services import accounts
 from chatapp.views.access import person, person_required
 
@@ -111,7 +110,7 @@ def preferences(request: HttpRequest) -> HttpResponse:
         accounts.preferences_save(user=user, language=form.cleaned_data["language"], preferences=kept)
         messages.success(request, _("Saved."))
         return redirect("settings")
-    return _settings_page(request, form, PasswordChangeForm(user))
+    return _settings_page(request, form, PasswordForm(user))
 
 
 @sensitive_post_parameters()
@@ -120,7 +119,7 @@ def preferences(request: HttpRequest) -> HttpResponse:
 def password(request: HttpRequest) -> HttpResponse:
     """Another password. All other sessions of the person end, this one goes on."""
     user = person(request)
-    form = PasswordChangeForm(user, request.POST)
+    form = PasswordForm(user, request.POST)
     if not form.is_valid():
         return _settings_page(request, PreferencesForm(initial=PreferencesForm.initial_of(user)), form)
     form.save()
@@ -129,7 +128,7 @@ def password(request: HttpRequest) -> HttpResponse:
     return redirect("settings")
 
 
-def _settings_page(request: HttpRequest, form: PreferencesForm, password_form: PasswordChangeForm) -> HttpResponse:
+def _settings_page(request: HttpRequest, form: PreferencesForm, password_form: PasswordForm) -> HttpResponse:
     is_refused = form.is_bound or password_form.is_bound
     context = {
         "form": form,

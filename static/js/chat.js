@@ -154,7 +154,7 @@ function act(action, button) {
   const actions = {
     copy: () => attempt(() => copyMessage(article, button)),
     "copy-code": () => attempt(async () => {
-      await copy(Promise.resolve(button.closest(".block").querySelector("pre").innerText.replace(/\n$/, "")));
+      await copy(Promise.resolve(button.closest(".code").querySelector("pre").innerText.replace(/\n$/, "")));
       confirmOn(button);
     }),
     edit: () => editMessage(article),

@@ -76,9 +76,8 @@ function blockElement(html) {
 }
 
 function decorateCode(root) {
-  for (const pre of root.querySelectorAll("pre")) {
-    const block = pre.closest(".block");
-    if (block && !block.querySelector(":scope > .code-copy")) block.append(part("code-copy").cloneNode(true));
+  for (const figure of root.querySelectorAll("figure.code")) {
+    if (!figure.querySelector(".code-copy")) figure.append(part("code-copy").cloneNode(true));
   }
 }
 
