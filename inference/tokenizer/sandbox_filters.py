@@ -1,0 +1,217 @@
+"""The filters and tests that a chat template may use, each paid for before it runs.
+
+A list of what is allowed: what is not here (center, format, indent, wordwrap, batch, round, xmlattr, ...) can make a
+gigabyte or an hour out of one number, or is of no use in a prompt.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Iterator
+from typing import Any
+
+from jinja2 import pass_context
+from jinja2.exceptions import SecurityError
+from jinja2.filters import FILTERS
+from jinja2.runtime import Context, Undefined
+from jinja2.tests import TESTS
+
+from inference.tokenizer.budget import Budget, budget_of
+
+MAX_INDENT = 8
+
+
+def charged(function: Callable[..., Any], charge: Callable[[Budget, Any], None]) -> Callable[..., Any]:
+    """The filter or test, paid for by its input, its arguments and the list it makes; lazy ones item by item."""
+    wanted = getattr(function, "jinja_pass_arg", None)
+
+    @pass_context
+    def charged_function(context: Context, value: Any, *args: Any, **kwargs: Any) -> Any:
+        budget = budget_of(context)
+        if isinstance(value, Iterator):
+            value = list(counted(budget, value, 1))
+        charge(budget, value)
+        for argument in (*args, *kwargs.values()):
+            budget.charge_deep(argument)
+        passed = {"context": context, "eval_context": context.eval_ctx, "environment": context.environment}
+        first = () if wanted is None else (passed[wanted.name],)
+        result = function(*first, value, *args, **kwargs)
+        if isinstance(result, Iterator):
+            return counted(budget, result, 1)
+        if isinstance(result, list):
+            budget.charge_flat(result)
+        return result
+
+    return charged_function
+
+
+def counted(budget: Budget, items: Any, cost: int) -> Iterator[Any]:
+    """The items, each paid for as it passes."""
+    for item in items:
+        budget.charge(cost)
+        yield item
+
+
+def replaced(budget: Budget, text: str, old: Any, new: Any, count: Any = None) -> str:
+    """str.replace, with the size of the result known beforehand."""
+    old, new = str(old), str(new)
+    num_found = text.count(old)
+    budget.charge_chars(len(text) + num_found * len(new))
+    return text.replace(old, new, -1 if count is None else int(count))
+
+
+def joined(budget: Budget, separator: str, items: Any) -> str:
+    """str.join over whatever the items print as."""
+    items = list(counted(budget, items, 1))
+    budget.charge_deep(items)
+    parts = [str(item) for item in items]
+    budget.charge_chars(sum(map(len, parts)) + len(separator) * len(parts))
+    return separator.join(parts)
+
+
+@pass_context
+def _replace(context: Context, value: Any, old: Any, new: Any, count: Any = None) -> str:
+    budget = budget_of(context)
+    budget.charge_deep(value)
+    return replaced(budget, str(value), old, new, count)
+
+
+@pass_context
+def _join(context: Context, items: Any, separator: Any = "", attribute: Any = None) -> str:
+    if attribute is not None:
+        items = (context.environment.getitem(item, attribute) for item in items)
+    return joined(budget_of(context), str(separator), items)
+
+
+@pass_context
+def _safe(context: Context, value: Any) -> Any:
+    """Nothing is escaped in a prompt, so nothing need be marked as safe."""
+    return value
+
+
+@pass_context
+def _tojson(
+    context: Context,
+    value: Any,
+    ensure_ascii: bool = False,
+    indent: int | None = None,
+    separators: Any = None,
+    sort_keys: bool = False,
+) -> str:
+    """JSON as the reference implementation writes it: not escaped for HTML."""
+    if indent is not None and not 0 <= int(indent) <= MAX_INDENT:
+        raise SecurityError(f"tojson with indent {indent}, legal are 0 to {MAX_INDENT}")
+    budget = budget_of(context)
+    budget.charge_deep(value)
+    text = json.dumps(value, ensure_ascii=ensure_ascii, indent=indent, separators=separators, sort_keys=sort_keys)
+    budget.charge_chars(len(text))
+    return text
+
+
+@pass_context
+def finalize(context: Context, value: Any) -> str:
+    """Called for every {{ ... }}."""
+    budget = budget_of(context)
+    if not isinstance(value, str):
+        budget.charge_deep(value)
+        value = str(value)
+    budget.charge_output(len(value))
+    return str(value)
+
+
+# --- woven into every template by sandbox_tree, under names that a template can not write ----------------------------
+
+
+@pass_context
+def _loop(context: Context, items: Any, cost: int) -> Any:
+    """Around what a `for` walks: each pass costs as much as its body is large."""
+    return items if isinstance(items, Undefined) else counted(budget_of(context), items, cost)
+
+
+@pass_context
+def _enter(context: Context, cost: int, num_chars: int) -> None:
+    """At the head of a loop, macro or block: pays for its statements and its literal text."""
+    budget = budget_of(context)
+    budget.charge(cost)
+    budget.charge_output(num_chars)
+
+
+@pass_context
+def _deep(context: Context, value: Any) -> Any:
+    """Around what is compared or searched."""
+    budget_of(context).charge_deep(value)
+    return value
+
+
+@pass_context
+def _flat(context: Context, value: Any) -> Any:
+    """Around what is sliced."""
+    budget_of(context).charge_flat(value)
+    return value
+
+
+@pass_context
+def _concat(context: Context, parts: list[Any]) -> str:
+    """The operator ~."""
+    return joined(budget_of(context), "", parts)
+
+
+def _cheap(budget: Budget, value: Any) -> None:
+    budget.charge(1)
+
+
+_DEEP = (
+    "abs",
+    "capitalize",
+    "d",
+    "default",
+    "dictsort",
+    "float",
+    "int",
+    "lower",
+    "max",
+    "min",
+    "sort",
+    "string",
+    "sum",
+)
+_DEEP_TOO = ("title", "trim", "unique", "upper")
+_FLAT = ("items", "list", "map", "reject", "rejectattr", "reverse", "select", "selectattr")
+_CHEAP = ("count", "first", "last", "length")
+_COMPARING = (
+    "eq",
+    "equalto",
+    "==",
+    "ne",
+    "!=",
+    "lt",
+    "lessthan",
+    "<",
+    "le",
+    "<=",
+    "gt",
+    "greaterthan",
+    ">",
+    "ge",
+    ">=",
+)
+
+SAFE_FILTERS: dict[str, Callable[..., Any]] = {
+    **{name: charged(FILTERS[name], Budget.charge_deep) for name in _DEEP + _DEEP_TOO},
+    **{name: charged(FILTERS[name], Budget.charge_flat) for name in _FLAT},
+    **{name: charged(FILTERS[name], _cheap) for name in _CHEAP},
+    "join": _join,
+    "replace": _replace,
+    "safe": _safe,
+    "tojson": _tojson,
+    "<loop>": _loop,
+    "<enter>": _enter,
+    "<deep>": _deep,
+    "<flat>": _flat,
+    "<concat>": _concat,
+}
+_TESTS: dict[str, Any] = dict(TESTS)
+SAFE_TESTS: dict[str, Callable[..., Any]] = {
+    **_TESTS,
+    **{name: charged(_TESTS[name], Budget.charge_deep) for name in (*_COMPARING, "in")},
+}

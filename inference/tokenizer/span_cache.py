@@ -1,0 +1,49 @@
+"""The most recently used encodings of texts, bounded by the characters they hold."""
+
+from __future__ import annotations
+
+from collections import OrderedDict
+from collections.abc import Callable, Sequence
+from threading import Lock
+from typing import Generic, TypeVar
+
+Key = TypeVar("Key")
+Value = TypeVar("Value")
+
+
+class SpanCache(Generic[Key, Value]):
+    """Every turn encodes its whole history again; all but the newest message is found here. Thread-safe."""
+
+    def __init__(self, max_chars: int, num_chars: Callable[[Key], int]) -> None:
+        self.max_chars = max_chars
+        self.held_chars = 0
+        self._num_chars = num_chars
+        self._values: OrderedDict[Key, Value] = OrderedDict()
+        self._lock = Lock()
+
+    def get_all(self, keys: Sequence[Key], compute: Callable[[list[Key]], list[Value]]) -> list[Value]:
+        """The values of the keys; those that are missing are computed in one call, outside the lock."""
+        found: dict[Key, Value] = {}
+        with self._lock:
+            for key in keys:
+                if key in self._values:
+                    self._values.move_to_end(key)
+                    found[key] = self._values[key]
+        missing = [key for key in dict.fromkeys(keys) if key not in found]
+        if missing:
+            computed = dict(zip(missing, compute(missing), strict=True))
+            found |= computed
+            with self._lock:
+                for key, value in computed.items():
+                    self._keep(key, value)
+        return [found[key] for key in keys]
+
+    def _keep(self, key: Key, value: Value) -> None:
+        size = self._num_chars(key) + 1
+        if size > self.max_chars or key in self._values:
+            return
+        self._values[key] = value
+        self.held_chars += size
+        while self.held_chars > self.max_chars:
+            oldest, _ = self._values.popitem(last=False)
+            self.held_chars -= self._num_chars(oldest) + 1
