@@ -113,7 +113,10 @@ class Ticket:
 
 @dataclass(slots=True)
 class _Handle:
-    """The engine of this process, and who waits for it. Changed on the event loop only."""
+    """The engine of this process, and who waits for it. Changed on the event loop only.
+
+    There are as many places as the engine takes requests: what was reserved here is not refused there.
+    """
 
     worker: Worker | None = None
     is_draining: bool = False
@@ -121,7 +124,7 @@ class _Handle:
 
     @property
     def num_places(self) -> int:
-        return max(1, settings.RECOLLECT_MAX_WAITING)
+        return settings.RECOLLECT_MAX_RUNNING + settings.RECOLLECT_MAX_WAITING
 
 
 _handle = _Handle()
@@ -156,7 +159,7 @@ def _load(on_progress: ProgressFn) -> LLMEngine:
         pool_tokens=settings.RECOLLECT_POOL_TOKENS,
         max_batch_tokens=settings.RECOLLECT_MAX_BATCH_TOKENS,
         max_running=settings.RECOLLECT_MAX_RUNNING,
-        max_waiting=_handle.num_places,  # every ticket finds room: the engine never refuses what was reserved here
+        max_waiting=settings.RECOLLECT_MAX_WAITING,
         max_model_len=settings.RECOLLECT_MAX_MODEL_LEN,
         num_threads=settings.RECOLLECT_THREADS,
         is_prefix_cache_enabled=settings.RECOLLECT_PREFIX_CACHE,
@@ -172,17 +175,21 @@ def status() -> EngineStatus:
     state = EngineState(worker.state)
     if state is EngineState.READY and _handle.is_draining:
         state = EngineState.DRAINING
+    engine = worker.engine
+    failure = (
+        _("The engine has failed: %(error)s. Start the server again.")
+        if engine
+        else _(
+            "The model could not be loaded: %(error)s. Fetch the default one with `make setup`, or set RECOLLECT_MODEL "
+            "to a model of yours; then start the server again."
+        )
+    )
     message = {
         EngineState.LOADING: _("The model is being loaded."),
-        EngineState.FAILED: _(
-            "The model could not be loaded: %(error)s. Fetch the default one with `make setup`, or set "
-            "RECOLLECT_MODEL to a model of yours; then start the server again."
-        )
-        % {"error": worker.error},
+        EngineState.FAILED: failure % {"error": worker.error.rstrip(".")},
         EngineState.STOPPED: worker.error or _("The model has been stopped. Start the server again."),
         EngineState.DRAINING: _("The server is about to stop."),
     }.get(state, "")
-    engine = worker.engine
     return EngineStatus(
         state, worker.progress, message, engine.info if engine else None, worker.stats() if engine else None
     )

@@ -1,12 +1,13 @@
-"""The WebSocket protocol: one JSON object a frame, `type` says which. Frames from a client are parsed into dataclasses here,
-without I/O; frames to a client are dataclasses that `encode` turns into text.
+"""The WebSocket protocol: one JSON object a frame, `type` says which. Frames from a client are parsed into dataclasses
+here, without I/O; frames to a client are dataclasses that `encode` turns into text.
 
 A client never sends history: it names a conversation and a message, and the server reads the rest from the database.
-Every frame to a client about a turn carries conversation and message, so that a tab which moved on never shows it elsewhere.
+Every frame to a client about a turn carries conversation and message: a tab which moved on never shows it elsewhere.
 
 Text of a reply travels as blocks of finished HTML, in order. A block that `is_done` is sent once and never changes; the
-last one may be sent again with a longer text. A tab applies `snapshot`, then each `delta` whose seq is one above its own;
-on a gap it sends `watch` again.
+last one may be sent again with a longer text. A tab applies `snapshot`, then each `delta` whose seq is one above its
+own; on a gap it sends `watch` again. It acknowledges what it has shown: a tab that does not gets snapshots only, and is
+closed in the end.
 """
 
 from __future__ import annotations
@@ -190,7 +191,7 @@ class TurnSnapshot:
 
 @dataclass(frozen=True, slots=True)
 class TurnDelta:
-    """New or longer blocks. Blocks with an index from `num_blocks` on no longer exist (a table grew out of a paragraph)."""
+    """New or longer blocks. Those with an index from `num_blocks` on are gone (a table grew out of a paragraph)."""
 
     TYPE: ClassVar = "turn.delta"
     conversation: uuid.UUID
@@ -202,7 +203,7 @@ class TurnDelta:
 
 @dataclass(frozen=True, slots=True)
 class TurnEnd:
-    """The turn has ended as `status` and is stored. blocks is the whole reply: what a tab shows equals what is stored."""
+    """The turn has ended as `status` and is stored. blocks is the whole reply: what is shown equals what is stored."""
 
     TYPE: ClassVar = "turn.end"
     conversation: uuid.UUID
@@ -264,8 +265,8 @@ def encode(frame: ServerFrame) -> str:
 def parse(text: str) -> ClientFrame:
     """A frame from a client: flat, exactly the fields of its type, each of exactly its type.
 
-    Raises Invalid, with a sentence for a person, for anything else; its detail holds `client_id` and `conversation` where
-    the frame had sound ones, so that the tab knows which of its sends was refused.
+    Raises Invalid, with a sentence for a person, for anything else; its detail holds `client_id` and `conversation`
+    where the frame had sound ones, so that the tab knows which of its sends was refused.
     """
     payload = _decode(text)
     named = {key: payload[key] for key in ("client_id", "conversation") if _is_uuid(payload.get(key))}
@@ -332,6 +333,11 @@ def _read_uuid(name: str, value: Any) -> uuid.UUID:
 def _read_text(name: str, value: Any) -> str:
     if not isinstance(value, str):
         raise Invalid(f"{name} is not text.")
+    return checked_text(value)
+
+
+def checked_text(value: str) -> str:
+    """A message as it may be stored. Raises Invalid."""
     if not value.strip():
         raise Invalid("The message is empty.")
     if len(value) > MAX_MESSAGE_CHARS:

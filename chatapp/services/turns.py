@@ -29,8 +29,8 @@ from chatapp.models import (
     pack_ids,
 )
 from chatapp.storage import translated
-from chatapp.text import first_words, is_storable, storable
-from chatapp.wire import MAX_MESSAGE_CHARS
+from chatapp.text import first_words, storable
+from chatapp.wire import checked_text
 
 _CONTINUABLE = (MessageStatus.STOPPED, MessageStatus.INTERRUPTED, MessageStatus.FAILED)
 
@@ -90,7 +90,7 @@ def send_create(
     Raises Invalid (empty, too long, not storable, a parent of the wrong kind), NotFound (conversation, parent, preset),
     Conflict (client_id used for another text, a reply is still being written).
     """
-    _check_text(text)
+    checked_text(text)
     with transaction.atomic(durable=True):
         if is_new:
             _conversation_begin(user, conversation_id, text, preset_id)
@@ -114,7 +114,7 @@ def edit_create(
     check: Check | None = None,
 ) -> TurnRows:
     """A sibling of user message `message_id` with another text, and the open reply to it. Raises as send_create."""
-    _check_text(text)
+    checked_text(text)
     with transaction.atomic(durable=True):
         conversation = selectors.conversation_get(user, conversation_id, is_locked=True)
         if known := _known_question(conversation, client_id, text):
@@ -223,19 +223,6 @@ def _checked(rows: TurnRows, check: Check | None) -> TurnRows:
     if check is not None:
         check(rows)
     return rows
-
-
-def _check_text(text: str) -> None:
-    if not text.strip():
-        raise Invalid("The message is empty.")
-    if len(text) > MAX_MESSAGE_CHARS:
-        raise Invalid(
-            f"The message has {len(text)} characters, at most {MAX_MESSAGE_CHARS} are allowed.",
-            num_chars=len(text),
-            max_chars=MAX_MESSAGE_CHARS,
-        )
-    if not is_storable(text):
-        raise Invalid("The message holds characters that cannot be stored (NUL or half of a surrogate pair).")
 
 
 def _conversation_begin(user: User, conversation_id: UUID, text: str, preset_id: UUID | None) -> None:

@@ -189,7 +189,7 @@ class Watcher:
         self._live = live
         self._max_unacked_chars = max_unacked_chars
         self._stall_s = stall_s
-        self._pending: deque[str] = deque()
+        self._pending: list[str] = []
         self._wakeup = asyncio.Event()
         self._conversations: set[UUID] = set()
         self._unacked: dict[UUID, deque[tuple[int, int]]] = {}  # by message: (seq, characters)
@@ -200,13 +200,20 @@ class Watcher:
     async def frames(self) -> AsyncIterator[str]:
         """What to send, until `close`; then `close_code` says why."""
         while self.close_code is None:
-            while self._pending and self.close_code is None:
-                yield self._pending.popleft()
             self._wakeup.clear()
-            if self.close_code is None and not self._pending:
+            for text in self.take():
+                yield text
+            if self.close_code is None:
                 await self._wakeup.wait()
-        while self._pending and self.close_code != CLOSE_SLOW:  # the last words of a server that goes away
-            yield self._pending.popleft()
+        if self.close_code != CLOSE_SLOW:  # else nobody reads
+            for text in self.take():
+                yield text
+
+    def take(self) -> list[str]:
+        """What waits to be sent, which is then taken as sent."""
+        taken = list(self._pending)
+        self._pending.clear()
+        return taken
 
     def reply(self, frame: wire.ServerFrame) -> None:
         """An answer to this socket alone."""

@@ -1,0 +1,151 @@
+"""`manage.py ask`: one turn from the terminal, through the pipeline of the browser, with an engine of its own.
+
+Needs no running server and works beside one: the database is shared, the cached KV of another process is not.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import os
+import signal
+import sys
+from argparse import ArgumentParser
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from typing import Any
+from uuid import UUID, uuid4
+
+from django.conf import settings
+from django.core.management.base import BaseCommand, CommandError
+
+from chatapp import checks, executors, llm, locks, selectors, wire
+from chatapp.errors import ChatError, NotFound
+from chatapp.models import Conversation, MessageStatus, User
+from chatapp.services import accounts, conversations
+from chatapp.turn import run
+from chatapp.turn.live import Live, LiveTurn
+
+EXIT_STOPPED = 130  # what a shell shows for Ctrl-C
+
+
+class Command(BaseCommand):
+    """The reply goes to stdout as it comes; everything else to stderr. Ctrl-C stops the reply and keeps its text."""
+
+    help = "Ask the model one thing. Continues a conversation, or begins one."
+    requires_system_checks: list[str] = []  # their warnings are the server's business
+
+    def add_arguments(self, parser: ArgumentParser) -> None:
+        parser.add_argument("text", help="the message; - reads it from standard input")
+        parser.add_argument("--conversation", type=UUID, metavar="ID", help="continue this one")
+        parser.add_argument("--user", metavar="NAME", help="whose conversation it is (the owner's)")
+        parser.add_argument("--title", help="title of a new conversation (its first words)")
+        parser.add_argument("--json", action="store_true", help="print ids and numbers as a last line of JSON")
+
+    def handle(self, *args: Any, text: str, **options: Any) -> None:
+        if options["title"] and options["conversation"]:
+            raise CommandError("--title names a new conversation; an old one is renamed in the browser.")
+        if text == "-":
+            text = sys.stdin.read()
+        try:
+            frame = wire.TurnSend(uuid4(), uuid4(), wire.checked_text(text))
+            pending = checks.pending_migrations()
+            if pending:
+                raise CommandError(f"{len(pending)} migrations are pending: run `python manage.py migrate`.")
+            user = _user(options["user"])
+            frame = _addressed(user, frame, options["conversation"])
+            with locks.turns_allowed(settings.RECOLLECT_DATA):
+                turn = asyncio.run(self._ask(user, frame))
+            if options["title"]:
+                conversations.conversation_rename(user=user, conversation_id=frame.conversation, title=options["title"])
+        except ChatError as error:
+            raise CommandError(error.message) from error
+        except KeyboardInterrupt:  # while the model was being loaded: nothing has been stored
+            sys.exit(EXIT_STOPPED)
+        self._report(user, turn, options["json"])
+
+    async def _ask(self, user: User, frame: wire.TurnSend) -> LiveTurn:
+        live = Live()
+        async with _engine():
+            turn = await run.start(live, user, frame, on_text=self._print)
+            assert turn is not None, "a new client id is no duplicate"
+            assert turn.task is not None, "a started turn has its task"
+            stop = wire.TurnStop(turn.conversation_id, turn.message_id)
+            stopping: set[asyncio.Task[None]] = set()
+            for number in (signal.SIGINT, signal.SIGTERM):
+                asyncio.get_running_loop().add_signal_handler(
+                    number, lambda: stopping.add(asyncio.create_task(run.stop(live, user, stop)))
+                )
+            await turn.task
+            await asyncio.gather(*stopping)
+            return turn
+
+    def _print(self, text: str) -> None:
+        try:
+            self.stdout.write(text, ending="")
+            self.stdout.flush()
+        except BrokenPipeError:  # `ask ... | head`: nobody reads on
+            os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+            signal.raise_signal(signal.SIGINT)
+
+    def _report(self, user: User, turn: LiveTurn, is_json: bool) -> None:
+        self.stdout.write("")
+        end = turn.end
+        assert end is not None, "the turn has been waited for"
+        if is_json:
+            message = selectors.message_get(user, turn.conversation_id, turn.message_id)
+            stats = end.stats
+            line = {
+                "conversation": str(turn.conversation_id),
+                "message": str(turn.message_id),
+                "prompt_tokens": stats.prompt_tokens if stats else 0,
+                "reused_ram": stats.reused_ram if stats else 0,
+                "reused_disk": stats.reused_disk if stats else 0,
+                "computed": stats.computed if stats else 0,
+                "generated": stats.generated if stats else 0,
+                "ttft_ms": stats.ttft_ms if stats else 0.0,
+                "decode_tok_s": stats.decode_tok_s if stats else 0.0,
+                "finish_reason": stats.finish_reason if stats else "error",
+                "text": message.text,
+            }
+            self.stdout.write(json.dumps(line, ensure_ascii=False))
+        else:
+            self.stderr.write(f"conversation {turn.conversation_id}")
+        if end.status == MessageStatus.FAILED:
+            raise CommandError(end.error)
+        if end.status != MessageStatus.DONE:
+            sys.exit(EXIT_STOPPED)
+
+
+def _user(name: str | None) -> User:
+    if name is None:
+        return accounts.owner_for_terminal()
+    user = User.objects.filter(username=name, is_active=True).first()
+    if user is None:
+        raise CommandError(f"There is no active user named {name!r}.")
+    return user
+
+
+def _addressed(user: User, frame: wire.TurnSend, conversation_id: UUID | None) -> wire.TurnSend:
+    """The frame for the end of a conversation, or for a new one."""
+    if conversation_id is None:
+        return wire.TurnSend(frame.conversation, frame.client_id, frame.text, is_new=True)
+    try:
+        conversation: Conversation = selectors.conversation_get(user, conversation_id)
+    except NotFound as error:
+        raise CommandError(f"{user.username} has no conversation {conversation_id}.") from error
+    return wire.TurnSend(conversation.id, frame.client_id, frame.text, parent=conversation.active_leaf_id)
+
+
+@asynccontextmanager
+async def _engine() -> AsyncIterator[None]:
+    """The engine, ready; it ends with the block. Raises CommandError when it cannot be loaded."""
+    llm.start()
+    try:
+        while llm.status().state is llm.EngineState.LOADING:
+            await asyncio.sleep(0.02)
+        if llm.status().state is not llm.EngineState.READY:
+            raise CommandError(llm.status().message)
+        yield
+    finally:
+        await executors.render(llm.shutdown)

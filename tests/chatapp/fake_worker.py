@@ -1,0 +1,152 @@
+"""An engine's worker that says what a test tells it to: no model, no thread, no time. Tokens are bytes, so every cut
+through a character, a stop string or a template can be played.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from concurrent.futures import Future
+from types import SimpleNamespace
+from typing import Any
+
+import numpy as np
+
+from inference.errors import EngineStopped
+from inference.types import (
+    ChatMessage,
+    EngineStats,
+    Event,
+    FinishedEvent,
+    FinishReason,
+    ModelInfo,
+    ProgressEvent,
+    Prompt,
+    Request,
+    RequestStats,
+    Stage,
+    TokenEvent,
+)
+
+END = 259
+HEADERS = {"system": 256, "user": 257, "assistant": 258}
+
+
+class ByteTokenizer:
+    """Token i is byte i."""
+
+    def encode(self, text: str) -> list[int]:
+        return list(text.encode())
+
+    def decode(self, ids: Sequence[int]) -> str:
+        return bytes(i for i in ids if i < 256).decode(errors="replace")
+
+
+class ByteTemplate:
+    """<role> bytes <end>, and the header of the reply."""
+
+    stop_token_ids = (END,)
+
+    def build(self, messages: Sequence[ChatMessage]) -> Prompt:
+        ids: list[int] = []
+        spans = []
+        num_public_tokens = 0
+        for message in messages:
+            ids.append(HEADERS[message.role])
+            start = len(ids)
+            ids.extend(message.content.encode() if message.token_ids is None else message.token_ids)
+            spans.append((start, len(ids)))
+            ids.append(END)
+            if message.role == "system":
+                num_public_tokens = len(ids)
+        ids.append(HEADERS["assistant"])
+        return Prompt(np.array(ids, np.int32), tuple(spans), num_public_tokens)
+
+
+class FakeWorker:
+    """Holds requests until the test answers them with `write` and `finish`."""
+
+    def __init__(self, max_model_len: int = 4096, tokenizer_fingerprint: str = "bytes") -> None:
+        self.state = "loading"
+        self.progress = 0.0
+        self.error = ""
+        self.requests: list[Request] = []
+        self.purged: list[str] = []
+        self.engine: Any = None
+        self._listeners: dict[str, Callable[[Event], None]] = {}
+        self._written: dict[str, list[int]] = {}
+        self._engine = SimpleNamespace(
+            max_model_len=max_model_len,
+            tokenizer=ByteTokenizer(),
+            chat_template=ByteTemplate(),
+            info=ModelInfo("fake", "fake.gguf", "llama", 1, 1, 260, 4096, "fake", "model", tokenizer_fingerprint, 8),
+        )
+
+    # what the door calls
+
+    def start(self) -> None:
+        self.state, self.progress, self.engine = "ready", 1.0, self._engine
+
+    def submit(self, request: Request, on_event: Callable[[Event], None]) -> None:
+        if self.state != "ready":
+            raise EngineStopped
+        self.requests.append(request)
+        self._listeners[request.request_id] = on_event
+        self._written[request.request_id] = []
+        on_event(ProgressEvent(request.request_id, Stage.QUEUED))
+
+    def cancel(self, request_id: str) -> None:
+        if request_id in self._listeners:
+            self.finish(FinishReason.CANCELLED, request_id=request_id)
+
+    def purge(self, tag: str) -> Future[int]:
+        self.purged.append(tag)
+        return Future()
+
+    def stats(self) -> EngineStats:
+        return EngineStats(num_running=len(self._listeners))
+
+    def shutdown(self, timeout: float = 10.0) -> bool:
+        self.state = "stopped"
+        for request_id in list(self._listeners):
+            self.finish(FinishReason.CANCELLED, request_id=request_id)
+        return True
+
+    # what a test calls; without a request_id the newest request is meant
+
+    def read(self, num_done: int, num_total: int, request_id: str = "") -> None:
+        request_id = request_id or self.requests[-1].request_id
+        self._listeners[request_id](ProgressEvent(request_id, Stage.READING, 0, num_done, num_total))
+
+    def write(self, text: str, *, held_back: bytes = b"", request_id: str = "") -> None:
+        """More of the reply; held_back: bytes whose text is not shown yet."""
+        request_id = request_id or self.requests[-1].request_id
+        ids = (*text.encode(), *held_back)
+        if not self._written[request_id]:
+            self._listeners[request_id](ProgressEvent(request_id, Stage.WRITING))
+        self._written[request_id].extend(ids)
+        self._listeners[request_id](TokenEvent(request_id, ids, text))
+
+    def finish(
+        self,
+        reason: FinishReason = FinishReason.STOP,
+        *,
+        text: str = "",
+        error: str = "",
+        ids: tuple[int, ...] | None = (),
+        request_id: str = "",
+    ) -> None:
+        """The end. ids: what decodes to the whole text, when that is not what has been written."""
+        request_id = request_id or self.requests[-1].request_id
+        written = self._written[request_id]
+        num_prompt = len(next(r for r in self.requests if r.request_id == request_id).prompt_ids)
+        stats = RequestStats(
+            num_prompt_tokens=num_prompt,
+            num_reused_ram=num_prompt // 2,
+            num_computed=num_prompt - num_prompt // 2,
+            num_generated=len(written) + 1,
+            ttft_s=0.05,
+            decode_s=0.5,
+        )
+        token_ids = ids if ids is None or ids else tuple(written) + tuple(text.encode())
+        on_event = self._listeners.pop(request_id)
+        on_event(FinishedEvent(request_id, reason, stats, text, error, token_ids))
