@@ -5,7 +5,14 @@ The number of threads is a property of the process. Whoever calls a model (one t
 
 from __future__ import annotations
 
+import os
+
 from threadpoolctl import ThreadpoolController
+
+
+def num_cores() -> int:
+    """Cores that this process may run on."""
+    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
 
 
 class Blas:

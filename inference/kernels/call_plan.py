@@ -34,7 +34,7 @@ from inference.kernels.blas import Blas
 from inference.types import F32
 
 ALONE_WIDTHS = (4, 8, 12, 16)
-BESIDE_WIDTHS = (4, 8, 12, 16, 32, 48, 64, 96, 128, 144, 192, 256)
+BESIDE_WIDTHS = (4, 8, 12, 16, 32, 48, 64, 96, 128, 144, 192, 256, 272)
 
 
 @dataclass(frozen=True, slots=True)

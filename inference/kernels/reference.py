@@ -7,8 +7,6 @@ along a contiguous axis would not do: its blocking depends on the shape.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-
 import numpy as np
 
 from inference.kernels.scratch import Scratch
@@ -63,27 +61,36 @@ def sum_rows(x: F32) -> F32:
     return x[..., :1, :]
 
 
-@dataclass(frozen=True, slots=True)
 class RopeTable:
-    """cos and sin of every position, (max_positions, D / 2), computed in float64."""
+    """cos and sin of every position met so far, computed in float64, stored in float32.
 
-    cos: F32
-    sin: F32
+    Grows by whole stretches of positions: the bits of one never depend on which others were asked for, and a model
+    trained for a million positions costs memory only for those in use.
+    """
 
-    @classmethod
-    def of(cls, max_positions: int, head_dim: int, theta: float) -> RopeTable:
-        frequencies = theta ** (-np.arange(0, head_dim, 2, dtype=np.float64) / head_dim)
-        angles = np.arange(max_positions, dtype=np.float64)[:, None] * frequencies
-        return cls(np.cos(angles).astype(np.float32), np.sin(angles).astype(np.float32))
+    STRETCH = 4096  # positions
+
+    def __init__(self, head_dim: int, theta: float) -> None:
+        self._frequencies = theta ** (-np.arange(0, head_dim, 2, dtype=np.float64) / head_dim)
+        self._cos: F32 = np.empty((0, head_dim // 2), np.float32)  # (positions, D / 2)
+        self._sin: F32 = np.empty((0, head_dim // 2), np.float32)
 
     def columns(self, positions: I32, first: int, width: int) -> tuple[F32, F32]:
         """cos, sin (D / 2, width) with the given positions (T,) from column `first` on, zeros elsewhere."""
-        cos = np.zeros((self.cos.shape[1], width), np.float32)
+        self._grow(int(positions.max()) + 1)
+        cos = np.zeros((self._cos.shape[1], width), np.float32)
         sin = np.zeros_like(cos)
         lanes = slice(first, first + len(positions))
-        cos[:, lanes] = self.cos[positions].T
-        sin[:, lanes] = self.sin[positions].T
+        cos[:, lanes] = self._cos[positions].T
+        sin[:, lanes] = self._sin[positions].T
         return cos, sin
+
+    def _grow(self, num_positions: int) -> None:
+        while len(self._cos) < num_positions:
+            positions = np.arange(len(self._cos), len(self._cos) + self.STRETCH, dtype=np.float64)
+            angles = positions[:, None] * self._frequencies
+            self._cos = np.concatenate((self._cos, np.cos(angles).astype(np.float32)))
+            self._sin = np.concatenate((self._sin, np.sin(angles).astype(np.float32)))
 
 
 def rotate(heads: F32, cos: F32, sin: F32, scratch: Scratch) -> None:

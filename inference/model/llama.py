@@ -8,9 +8,9 @@ of sequences beyond what ForwardBatch says, and nothing of caching or sampling.
 from __future__ import annotations
 
 import hashlib
-import os
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager
 from dataclasses import dataclass
 from itertools import pairwise
 from queue import SimpleQueue
@@ -21,7 +21,7 @@ from inference import kernels
 from inference.config import ModelConfig
 from inference.formats.base import ModelFile
 from inference.kernels.attention import AttentionJob, Context, attend, attention_shapes
-from inference.kernels.blas import Blas
+from inference.kernels.blas import Blas, num_cores
 from inference.kernels.call_plan import Lanes, MatmulShape, fit_lanes, probe_calls, split_columns
 from inference.kernels.kv_storage import KVStorage
 from inference.kernels.reference import RopeTable, rms_norm, rotate, silu_multiply
@@ -122,9 +122,9 @@ class LlamaModel:
         self.config: ModelConfig = model_file.config
         self._weights = LlamaWeights.read(model_file, on_progress)
         self.num_parameters = self._weights.num_parameters
-        self._rope = RopeTable.of(self.config.max_position_embeddings, self.config.head_dim, self.config.rope_theta)
+        self._rope = RopeTable(self.config.head_dim, self.config.rope_theta)
         self._blas = Blas()
-        self._num_threads = num_threads or len(os.sched_getaffinity(0))
+        self._num_threads = num_threads or num_cores()
         self._probe()
         self._scratches: SimpleQueue[Scratch] = SimpleQueue()
         for _ in range(self._num_threads):
@@ -145,15 +145,12 @@ class LlamaModel:
         for layer in range(num_layers + 1):
             # The second half of a layer and the first half of the next need no other block in between.
             def run(block: _Block, layer: int = layer) -> None:
-                scratch = self._scratches.get()
-                try:
+                with self._borrowed_scratch() as scratch:
                     if layer > 0:
                         self._attend(block, layer - 1, kv, scratch)
                         self._mlp(block, layer - 1, scratch)
                     if layer < num_layers:
                         self._project(block, layer, kv, scratch)
-                finally:
-                    self._scratches.put(scratch)
 
             self._run_all(run, blocks, is_alone)
         self._blas.set_num_threads(self._num_threads)
@@ -167,6 +164,15 @@ class LlamaModel:
             return
         for _ in self._workers.map(run, reversed(blocks)):
             pass
+
+    @contextmanager
+    def _borrowed_scratch(self) -> Iterator[Scratch]:
+        """A scratch memory for this thread, given back even when the computation fails."""
+        scratch = self._scratches.get()
+        try:
+            yield scratch
+        finally:
+            self._scratches.put(scratch)
 
     # What a step computes
 
@@ -256,15 +262,14 @@ class LlamaModel:
         rows = batch.logits_rows
         hidden = np.concatenate([block.x[:, block.columns] for block in blocks], axis=1)[:, rows]  # (C, R)
         logits = np.empty((len(rows), config.vocab_size), np.float32)
-        scratch = self._scratches.get()
-        for start, count, lanes in split_columns(self._head.alone, len(rows)):
-            x = scratch.take("x", config.hidden_size, lanes.width)
-            x.fill(0)
-            x[:, lanes.first : lanes.first + count] = hidden[:, start : start + count]
-            normed = rms_norm(x, self._weights.norm, config.rms_norm_eps, scratch)
-            out = np.matmul(self._weights.head, normed, out=scratch.take("logits", config.vocab_size, lanes.width))
-            logits[start : start + count] = out[:, lanes.first : lanes.first + count].T
-        self._scratches.put(scratch)
+        with self._borrowed_scratch() as scratch:
+            for start, count, lanes in split_columns(self._head.alone, len(rows)):
+                x = scratch.take("x", config.hidden_size, lanes.width)
+                x.fill(0)
+                x[:, lanes.first : lanes.first + count] = hidden[:, start : start + count]
+                normed = rms_norm(x, self._weights.norm, config.rms_norm_eps, scratch)
+                out = np.matmul(self._weights.head, normed, out=scratch.take("logits", config.vocab_size, lanes.width))
+                logits[start : start + count] = out[:, lanes.first : lanes.first + count].T
         return logits
 
     # Set-up

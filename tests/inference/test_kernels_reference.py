@@ -40,7 +40,7 @@ def test_norm_and_activation_treat_a_column_alike_in_any_company(case: tuple[int
 
 
 def test_a_rotated_pair_depends_on_the_distance_only() -> None:
-    table = RopeTable.of(max_positions=64, head_dim=8, theta=100.0)
+    table = RopeTable(head_dim=8, theta=100.0)
     rng = np.random.default_rng(0)
     q, k = (rng.standard_normal((1, 8, 1)).astype(np.float32) for _ in "qk")
 
@@ -57,8 +57,17 @@ def test_a_rotated_pair_depends_on_the_distance_only() -> None:
 
 
 def test_columns_of_the_rope_table_stand_in_their_lanes() -> None:
-    table = RopeTable.of(max_positions=16, head_dim=4, theta=10.0)
-    cos, sin = table.columns(np.array([3, 9], np.int32), first=1, width=4)
-    np.testing.assert_array_equal(cos[:, 1:3], table.cos[[3, 9]].T)
-    np.testing.assert_array_equal(sin[:, 1:3], table.sin[[3, 9]].T)
+    cos, sin = RopeTable(head_dim=4, theta=10.0).columns(np.array([3, 9], np.int32), first=1, width=4)
+    angles = np.outer([1.0, 10.0**-0.5], [3, 9])
+    np.testing.assert_allclose(cos[:, 1:3], np.cos(angles), rtol=1e-6)
+    np.testing.assert_allclose(sin[:, 1:3], np.sin(angles), rtol=1e-6)
     assert not cos[:, [0, 3]].any()
+
+
+def test_a_position_has_the_same_angles_whatever_was_asked_before() -> None:
+    fresh, used = RopeTable(64, 10_000.0), RopeTable(64, 10_000.0)
+    used.columns(np.array([5], np.int32), 0, 4)
+    used.columns(np.array([3 * RopeTable.STRETCH], np.int32), 0, 4)
+    positions = np.array([5, RopeTable.STRETCH - 1, RopeTable.STRETCH + 7], np.int32)
+    for one, other in zip(fresh.columns(positions, 0, 4), used.columns(positions, 0, 4), strict=True):
+        np.testing.assert_array_equal(one, other)

@@ -13,6 +13,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from inference.errors import UnsupportedModelError
+from inference.kernels.kv_storage import KVStorage
 from inference.model.base import Model
 from inference.model.registry import load_model
 from tests.inference.random_model import RandomModelFile, float64_logits, make_batch, small_config
@@ -101,6 +102,24 @@ def test_logits_belong_to_the_caller(models: dict[str, Model]) -> None:
     kept = first.copy()
     model.forward(make_batch([(np.array([7, 8]), 0, table)], BLOCK_SIZE), kv)
     np.testing.assert_array_equal(first, kept)
+
+
+@pytest.mark.parametrize("num_tokens", [1, 40])
+def test_a_failed_step_leaves_the_model_usable(
+    models: dict[str, Model], monkeypatch: pytest.MonkeyPatch, num_tokens: int
+) -> None:
+    model, tokens = models["grouped"], np.arange(num_tokens)
+    expected = whole_logits(model, tokens)
+
+    def refuse(*_: object) -> None:
+        raise MemoryError("no room")
+
+    with monkeypatch.context() as patched:
+        patched.setattr(KVStorage, "write", refuse)
+        for _ in range(5):  # more often than there are workers
+            with pytest.raises(MemoryError):
+                whole_logits(model, tokens)
+    np.testing.assert_array_equal(whole_logits(model, tokens), expected)
 
 
 def test_the_fingerprint_changes_with_what_kv_depends_on(models: dict[str, Model]) -> None:
