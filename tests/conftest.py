@@ -13,7 +13,7 @@ DEFAULT_MODEL = ROOT / "var" / "models" / "SmolLM2-135M-Instruct.Q4_1.gguf"
 
 @pytest.fixture(scope="session")
 def model_path() -> Path:
-    """The default model, which `make setup` fetches. Missing is a failure, not a skip: the engine's tests are about it."""
+    """The default model, which `make setup` fetches. Missing is a failure, not a skip."""
     path = Path(os.environ.get("RECOLLECT_TEST_MODEL") or DEFAULT_MODEL)
     if not path.is_file():
         pytest.fail(f"{path} is missing: run `make setup`")

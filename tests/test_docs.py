@@ -1,4 +1,4 @@
-"""The documents say what is: every setting, dependency, target and link that they name exists, and the other way round."""
+"""The documents say what is: each setting, dependency, target and link that they name exists, and vice versa."""
 
 from __future__ import annotations
 

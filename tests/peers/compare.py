@@ -1,7 +1,8 @@
 """Our engine beside llama.cpp in one run: `python -m tests.peers.compare --rounds 3`.
 
-Each engine runs in a process of its own, by turns, so that whatever the machine does meanwhile hits both. Prints the medians
-and their ratios (above 1: ours is better), then one line of JSON. Needs a package index once, for the peer's environment.
+Each engine runs in a process of its own, by turns, so that whatever the machine does meanwhile hits both. Prints the
+medians and their ratios (above 1: ours is better), then one line of JSON. Needs a package index once, for the peer's
+environment.
 """
 
 from __future__ import annotations
