@@ -75,7 +75,7 @@ def sha256_of(path: Path, progress: Progress | None = None) -> str:
 
 
 def _download(requirement: str, folder: Path) -> Path:
-    """The wheel, fetched by pip with the index, proxy and certificates that it is configured for; pip shows progress."""
+    """The wheel, fetched by pip with the index, proxy and certificates of its configuration; pip shows progress."""
     command = [
         sys.executable,
         "-m",

