@@ -11,6 +11,7 @@ import numpy as np
 
 from inference.config import EngineConfig, ModelConfig
 from inference.engine.llm_engine import LLMEngine
+from inference.sampler.sampler import Sampler
 from inference.types import (
     F32,
     Event,
@@ -102,10 +103,10 @@ class MarkerModel:
                 previous = int(flat[slots[-2]]) if position else 0
                 assert position == 0 or previous, f"position {position - 1} was never computed"
                 flat[slots[-1]] = next_marker(previous, int(batch.token_ids[t]))
-                logits[t] = self._logits(flat[slots], int(batch.token_ids[t]))
+                logits[t] = self.logits(flat[slots], int(batch.token_ids[t]))
         return logits[batch.logits_rows]
 
-    def _logits(self, markers, token_id: int) -> F32:
+    def logits(self, markers, token_id: int) -> F32:
         if token_id == self.nan_token:
             return np.full(VOCAB_SIZE, np.nan, np.float32)
         if token_id in self.script:
@@ -165,6 +166,20 @@ def make_request(request_id: str, prompt, *, max_tokens: int = 4, temperature: f
     sampling = {name: fields.pop(name) for name in list(fields) if name in names}
     params = SamplingParams(max_tokens=max_tokens, temperature=temperature, **sampling)
     return Request(request_id, np.asarray(ids, np.int32), params, stop_token_ids=(EOS,), **fields)
+
+
+def expected_ids(request: Request, max_model_len: int = 512, model: MarkerModel | None = None) -> list[int]:
+    """What the request must answer, computed without an engine: no blocks, no batch, no chunks."""
+    model = model or MarkerModel()
+    sampler = Sampler(request.sampling, request.prompt_ids, VOCAB_SIZE)
+    ids: list[int] = []
+    while len(ids) < request.sampling.max_tokens and len(request.prompt_ids) + len(ids) < max_model_len:
+        context = [*request.prompt_ids.tolist(), *ids]
+        token_id = sampler.sample(model.logits(np.array(markers_of(context), np.uint64), context[-1]))
+        if token_id in request.stop_token_ids:
+            break
+        ids.append(token_id)
+    return ids
 
 
 def run(engine: LLMEngine, *requests: Request, max_steps: int = 2000) -> dict[str, list[Event]]:

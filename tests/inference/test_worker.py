@@ -1,0 +1,301 @@
+"""Worker: states, threads, and that nobody waits for ever."""
+
+from __future__ import annotations
+
+import random
+import threading
+
+import pytest
+
+from inference.engine.worker import Worker
+from inference.errors import EngineStopped, ModelFileError, PromptTooLong, QueueFull
+from inference.types import FinishedEvent, FinishReason, TokenEvent
+from tests.inference.fakes import MarkerModel, expected_ids, finished, ids_of, make_engine, make_request
+
+PATIENCE_S = 20
+R = FinishReason
+
+
+class Receiver:
+    """Collects the events of one request; wait() returns them after the last."""
+
+    def __init__(self) -> None:
+        self.events: list = []
+        self.has_token = threading.Event()
+        self._is_finished = threading.Event()
+
+    def __call__(self, event) -> None:
+        self.events.append(event)
+        if isinstance(event, TokenEvent):
+            self.has_token.set()
+        if isinstance(event, FinishedEvent):
+            self._is_finished.set()
+
+    def wait(self) -> list:
+        assert self._is_finished.wait(PATIENCE_S), "no FinishedEvent came"
+        return self.events
+
+
+class GatedModel(MarkerModel):
+    """Passes wait until the gate is open."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.gate = threading.Event()
+        self.has_entered = threading.Event()
+
+    def forward(self, batch, kv):
+        self.has_entered.set()
+        assert self.gate.wait(PATIENCE_S)
+        return super().forward(batch, kv)
+
+
+@pytest.fixture
+def start():
+    """Start workers and stop them afterwards."""
+    workers: list[Worker] = []
+
+    def start_worker(engine) -> Worker:
+        worker = Worker(lambda on_progress: engine)
+        workers.append(worker)
+        worker.start()
+        is_ready = threading.Event()
+        worker._commands.put(lambda engine: is_ready.set())  # the first command is run when the engine is there
+        assert is_ready.wait(PATIENCE_S)
+        return worker
+
+    yield start_worker
+    for worker in workers:
+        assert worker.shutdown(PATIENCE_S)
+        if worker.state == "stopped":
+            worker.engine.check_integrity()
+            assert worker.stats().num_blocks_used == 0
+
+
+def test_request_is_answered_on_the_worker_thread(start):
+    worker = start(make_engine())
+    receiver, names = Receiver(), set()
+    request = make_request("a", "hello", max_tokens=5)
+    worker.submit(request, lambda event: (names.add(threading.current_thread().name), receiver(event)))
+    assert ids_of(receiver.wait()) == expected_ids(request)
+    assert finished(receiver.events).finish_reason == R.LENGTH
+    assert names == {"engine"}
+    assert worker.stats().num_requests == 1
+
+
+def test_time_to_first_token_counts_from_submission(start):
+    model = GatedModel()
+    worker = start(make_engine(model))
+    first, second = Receiver(), Receiver()
+    worker.submit(make_request("a", "hello"), first)
+    assert model.has_entered.wait(PATIENCE_S)
+    worker.submit(make_request("b", "hello"), second)  # taken in only when the pass is over
+    submitted_at = worker.engine.clock()
+    model.gate.set()
+    second.wait()
+    assert finished(second.events).stats.ttft_s > worker.engine.clock() - submitted_at - PATIENCE_S
+    assert finished(second.events).stats.queue_s > 0
+    first.wait()
+
+
+def test_while_loading_nothing_is_accepted_and_progress_shows():
+    gate, reported = threading.Event(), threading.Event()
+
+    def load(on_progress):
+        on_progress(0.25)
+        reported.set()
+        assert gate.wait(PATIENCE_S)
+        return make_engine()
+
+    worker = Worker(load)
+    assert worker.stats().num_blocks == 0
+    worker.start()
+    assert reported.wait(PATIENCE_S)
+    assert (worker.state, worker.progress, worker.engine) == ("loading", 0.25, None)
+    with pytest.raises(EngineStopped, match=r"still loading \(25%\)"):
+        worker.submit(make_request("a", "hello"), Receiver())
+    worker.cancel("a")
+    gate.set()
+    assert worker.shutdown(PATIENCE_S)
+
+
+@pytest.mark.parametrize(
+    ("error", "sentence"),
+    [(ModelFileError("m.gguf", "is truncated"), "m.gguf: is truncated"), (MemoryError(), "MemoryError")],
+)
+def test_failed_load_says_why(error, sentence):
+    def load(on_progress):
+        raise error
+
+    worker = Worker(load)
+    worker.start()
+    worker._thread.join(PATIENCE_S)
+    assert (worker.state, worker.error) == ("failed", sentence)
+    assert worker.stats().error == sentence
+    with pytest.raises(EngineStopped, match=sentence):
+        worker.submit(make_request("a", "hello"), Receiver())
+    worker.purge("anything")
+    assert worker.shutdown(PATIENCE_S)
+    assert worker.state == "failed"
+
+
+def test_shutdown_stops_a_load_at_its_next_report():
+    started = threading.Event()
+
+    def load(on_progress):
+        started.set()
+        while True:
+            on_progress(0.5)
+
+    worker = Worker(load)
+    worker.start()
+    assert started.wait(PATIENCE_S)
+    assert worker.shutdown(PATIENCE_S)
+    assert worker.state == "stopped"
+
+
+def test_shutdown_before_start():
+    worker = Worker(lambda on_progress: make_engine())
+    assert worker.shutdown()
+    with pytest.raises(EngineStopped):
+        worker.submit(make_request("a", "hello"), Receiver())
+
+
+def test_shutdown_ends_every_request_as_cancelled(start):
+    model = GatedModel()
+    worker = start(make_engine(model, max_running=1))
+    receivers = [Receiver() for _ in range(3)]
+    for i, receiver in enumerate(receivers):
+        worker.submit(make_request(str(i), "hello", max_tokens=400), receiver)
+    assert model.has_entered.wait(PATIENCE_S)
+    assert not worker.shutdown(0)  # the pass is not over
+    model.gate.set()
+    assert worker.shutdown(PATIENCE_S)
+    assert [finished(receiver.wait()).finish_reason for receiver in receivers] == [R.CANCELLED] * 3
+    assert worker.state == "stopped"
+    with pytest.raises(EngineStopped, match="stopped"):
+        worker.submit(make_request("x", "hello"), Receiver())
+
+
+def test_cancel_ends_within_a_step(start):
+    worker = start(make_engine())
+    receiver = Receiver()
+    worker.submit(make_request("a", "hello", max_tokens=400), receiver)
+    assert receiver.has_token.wait(PATIENCE_S)
+    worker.cancel("a")
+    assert finished(receiver.wait()).finish_reason == R.CANCELLED
+    worker.cancel("a")
+
+
+def test_refusals_reach_the_caller(start):
+    model = GatedModel()
+    worker = start(make_engine(model, max_running=1, max_waiting=1))
+    receivers = [Receiver(), Receiver()]
+    with pytest.raises(PromptTooLong):
+        worker.submit(make_request("long", "x" * 500), Receiver())
+    with pytest.raises(ValueError):
+        worker.submit(make_request("empty", ""), Receiver())
+    worker.submit(make_request("a", "hello"), receivers[0])
+    with pytest.raises(ValueError, match="already"):
+        worker.submit(make_request("a", "hello"), Receiver())
+    worker.submit(make_request("b", "hello"), receivers[1])
+    with pytest.raises(QueueFull) as caught:
+        worker.submit(make_request("c", "hello"), Receiver())
+    assert (caught.value.num_waiting, caught.value.max_waiting) == (1, 1)
+    model.gate.set()
+    for receiver in receivers:
+        receiver.wait()
+
+
+def test_failing_receiver_costs_only_its_own_request(start):
+    worker = start(make_engine())
+    good, num_calls = Receiver(), []
+
+    def bad(event):
+        num_calls.append(event)
+        raise RuntimeError("the loop is closed")
+
+    worker.submit(make_request("bad", "hello", max_tokens=400), bad)
+    request = make_request("good", "hello", max_tokens=9)
+    worker.submit(request, good)
+    assert ids_of(good.wait()) == expected_ids(request)
+    last = Receiver()
+    worker.submit(make_request("last", "hello"), last)
+    last.wait()
+    assert finished(num_calls).finish_reason == R.CANCELLED
+
+
+def test_step_that_raises_ends_its_requests_and_the_worker_goes_on(start):
+    model = MarkerModel()
+    worker = start(make_engine(model))
+    model.error = AssertionError("our own mistake")
+    failed, later = Receiver(), Receiver()
+    worker.submit(make_request("a", "hello"), failed)
+    end = finished(failed.wait())
+    assert (end.finish_reason, end.error) == (R.ERROR, "internal error: AssertionError")
+    worker.submit(make_request("b", "hello"), later)
+    assert finished(later.wait()).finish_reason == R.LENGTH
+
+
+def test_dead_thread_leaves_nobody_waiting(start):
+    model = MarkerModel()
+    engine = make_engine(model, max_running=1)
+    worker = start(engine)
+    model.error = AssertionError("our own mistake")
+    engine.cache.pool.ref_count[7] = 3  # the books are wrong: no way to go on
+    running, waiting = Receiver(), Receiver()
+    worker.submit(make_request("a", "hello"), running)
+    try:
+        worker.submit(make_request("b", "hello"), waiting)
+    except EngineStopped:
+        waiting = running
+    assert finished(running.wait()).finish_reason == R.ERROR
+    assert finished(waiting.wait()).finish_reason == R.ERROR
+    worker._thread.join(PATIENCE_S)
+    assert worker.state == "failed"
+    assert worker.error
+    with pytest.raises(EngineStopped):
+        worker.submit(make_request("c", "hello"), Receiver())
+
+
+def test_purge_is_done_before_what_is_submitted_after_it(start):
+    worker = start(make_engine())
+    receivers = [Receiver() for _ in range(3)]
+    worker.submit(make_request("a", "hello world", tags=("talk",)), receivers[0])
+    receivers[0].wait()
+    worker.submit(make_request("b", "hello world", tags=("talk",)), receivers[1])
+    assert finished(receivers[1].wait()).stats.num_reused_ram == 10
+    worker.purge("talk")
+    worker.submit(make_request("c", "hello world", tags=("talk",)), receivers[2])
+    assert finished(receivers[2].wait()).stats.num_reused_ram == 0
+
+
+def test_many_threads_that_submit_and_cancel(start):
+    worker = start(make_engine(pool_tokens=96, max_running=3, max_waiting=1000))
+    outcomes: list[tuple] = []
+
+    def client(seed: int) -> None:
+        draw = random.Random(seed)
+        for n in range(12):
+            prompt = "hello world "[: draw.randint(1, 12)] * draw.randint(1, 3)
+            request = make_request(f"{seed}-{n}", prompt, max_tokens=draw.randint(1, 30), temperature=1.0, seed=n)
+            receiver = Receiver()
+            worker.submit(request, receiver)
+            if draw.random() < 0.4:
+                receiver.has_token.wait(draw.random() * 0.01)
+                worker.cancel(request.request_id)
+            outcomes.append((request, receiver))
+
+    threads = [threading.Thread(target=client, args=(seed,)) for seed in range(4)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join(PATIENCE_S)
+    assert len(outcomes) == 48
+    for request, receiver in outcomes:
+        end = finished(receiver.wait())
+        expected = expected_ids(request, max_model_len=96)
+        if end.finish_reason == R.CANCELLED:
+            assert ids_of(receiver.events) == expected[: len(ids_of(receiver.events))]
+        else:
+            assert ids_of(receiver.events) == expected
