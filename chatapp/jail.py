@@ -34,7 +34,7 @@ START_S = 10.0  # interpreter and imports: 0.3 s on an idle machine
 RETRY_S = 10.0  # after a child that did not start
 WAIT_S = 5.0  # for the calls of other threads
 LOG_EVERY_S = 60.0
-MAX_FRAME_BYTES = 32 * 1024 * 1024
+MAX_FRAME_BYTES = 8 * 1024 * 1024
 
 _ROOT = Path(__file__).resolve().parent.parent
 _COUNTERS = {"timeout": "timeouts", "died": "deaths", "failed": "failures", "unavailable": "refused"}

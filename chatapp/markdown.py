@@ -16,7 +16,7 @@ import hashlib
 import threading
 import time
 from collections import OrderedDict, deque
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from typing import Any, NamedTuple
 
 from chatapp.jail import JAIL, CircuitBreaker, Jail
@@ -28,7 +28,7 @@ CHARS_PER_DEADLINE = 20_000
 STREAM_BUDGET_S = 2.0
 PAGE_BUDGET_S = 5.0
 CHARS_PER_CALL = 64_000  # of a page; in between, streams get their turn
-MAX_TEXT_CHARS = 1_000_000
+MAX_TEXT_CHARS = 200_000  # twice what a person can send; beyond it all is plain
 MAX_CACHE_BYTES = 16 * 1024 * 1024
 DEGRADED_TTL_S = 600.0  # a text that was too slow is not tried again with every page view
 
@@ -65,29 +65,30 @@ class Renderer:
         """Put what a stream has rendered where a page of history will look for it."""
         self._cache.put(_key(text), htmls, is_degraded=False)
 
-    def render(self, texts: Sequence[str], budget_s: float, *, is_open: bool = False) -> list[Rendering]:
+    def render(
+        self, texts: Sequence[str], budget_s: float, *, is_open: bool = False, plain_languages: Collection[str] = ()
+    ) -> list[Rendering]:
         """Every text rendered, as plain text where the jail gave up or the time ran out. `is_open`: they still grow."""
         until = time.monotonic() + budget_s
         renderings = [Rendering(text) for text in texts]
         todo = deque(rendering for rendering in renderings if len(rendering.text) <= MAX_TEXT_CHARS)
         while todo and (left_s := until - time.monotonic()) > 0:
-            error = self._render_some(todo, left_s, is_open)
+            languages = {*plain_languages, *self._breaker.open_keys(time.monotonic())}
+            error = self._render_some(todo, left_s, is_open, languages)
             if error in ("busy", "unavailable"):
                 for rendering in todo:
                     rendering.cause = error
                 break
             if error and time.monotonic() < until:
-                slow_labels = todo[0].skip(error)
-                if error == "timeout":
-                    for label in slow_labels:
-                        self._breaker.trip(label, time.monotonic())
+                for label in todo[0].skip(error):
+                    self._breaker.trip(label, time.monotonic())
             while todo and todo[0].is_complete:
                 todo.popleft()
         for rendering in renderings:
             rendering.finish()
         return renderings
 
-    def _render_some(self, todo: deque[Rendering], left_s: float, is_open: bool) -> str:
+    def _render_some(self, todo: deque[Rendering], left_s: float, is_open: bool, languages: set[str]) -> str:
         """One call to the jail for the first texts of `todo`, which leave it complete. "" or why it broke off."""
         batch: list[Rendering] = []
         for rendering in todo:
@@ -96,7 +97,7 @@ class Renderer:
             batch.append(rendering)
         payload = {
             "items": [rendering.request(is_open) for rendering in batch],
-            "plain_languages": self._breaker.open_keys(time.monotonic()),
+            "plain_languages": sorted(languages),
         }
         slices = 1 + max(len(rendering.text) for rendering in batch) // CHARS_PER_DEADLINE
         outcome = self._jail.collect("markdown.render", payload, deadline_s=DEADLINE_S * slices, total_s=left_s)
@@ -112,13 +113,16 @@ class Rendering:
 
     def __init__(self, text: str) -> None:
         self.text = text
-        self.cause = ""  # why some of it is plain
+        self.cause = ""  # why some of it is plain or without highlighting
+        self.is_plain = False  # some of it is plain
+        self.slow_labels: set[str] = set()  # languages without highlighting, because it was too slow
         self.has_definitions = False
         self.num_stable = 0
         self._spans: list[tuple[int, int, list[str]]] | None = None  # lines and languages of each block
         self._htmls: list[str] = []
         self._is_bare = False
         self._is_cut_again = False
+        self._lines: list[str] = []  # of the text, once a block of it has to be shown plain
 
     @property
     def htmls(self) -> tuple[str, ...]:
@@ -154,7 +158,7 @@ class Rendering:
 
     def skip(self, cause: str) -> list[str]:
         """The job broke off here: do the block without highlighting next time, or plain if that was it. Returns the
-        languages that may be to blame."""
+        languages whose highlighting was too slow."""
         self.cause = cause
         if self._spans is None or not self._is_cut_again:
             self._plain_rest()
@@ -162,8 +166,11 @@ class Rendering:
         labels = self._spans[len(self._htmls)][2]
         if labels and not self._is_bare:
             self._is_bare = True
-            return labels
+            slow_labels = labels if cause == "timeout" else []
+            self.slow_labels.update(slow_labels)
+            return slow_labels
         self._is_bare = False
+        self.is_plain = True
         self._htmls.append(self._plain(len(self._htmls)))
         return []
 
@@ -174,6 +181,7 @@ class Rendering:
             self._plain_rest()
 
     def _plain_rest(self) -> None:
+        self.is_plain = True
         if self._spans is None:
             self._htmls = list(plain_blocks(self.text))
             self._spans = [(0, 0, [])] * len(self._htmls)
@@ -182,8 +190,9 @@ class Rendering:
 
     def _plain(self, i: int) -> str:
         assert self._spans is not None
+        self._lines = self._lines or normalise(self.text).split("\n")
         start, end, _ = self._spans[i]
-        return plain_block("\n".join(normalise(self.text).split("\n")[start:end]))
+        return plain_block("\n".join(self._lines[start:end]))
 
 
 class BlockStream:
@@ -213,41 +222,51 @@ class BlockStream:
         if rendering.cause == "busy" and not is_final:
             return StreamUpdate((), len(self._blocks))  # what is shown stays; the next update brings it all
         self._has_definitions |= rendering.has_definitions
-        done, rest = rendering.htmls[: rendering.num_stable], rendering.htmls[rendering.num_stable :]
-        self._done_htmls += done
+        self._is_degraded |= bool(rendering.cause or self._slow_labels) and (rendering.num_stable > 0 or is_final)
+        if is_final:
+            return self._finish(full_text, rendering)
+        update = self._show(self._num_done, rendering.htmls, self._num_done + rendering.num_stable)
+        self._num_done += rendering.num_stable
         self._done_text += tail[: rendering.stable_chars]
-        self._is_degraded |= bool(rendering.cause) and (bool(done) or is_final)
-        if not is_final:
-            return self._show([*self._done_htmls, *rest], num_done=len(self._done_htmls))
+        return update
+
+    def _finish(self, full_text: str, rendering: Rendering) -> StreamUpdate:
         if self._has_definitions:
             htmls = self._renderer.render_many([full_text])[0]
-        else:
-            htmls = (*self._done_htmls, *rest)
-            if not self._is_degraded:
-                self._renderer.remember(full_text, htmls)
-        return self._show(htmls, num_done=len(htmls))
+            return self._show(0, htmls, len(htmls))
+        update = self._show(self._num_done, rendering.htmls, self._num_done + len(rendering.htmls))
+        if not self._is_degraded:
+            self._renderer.remember(full_text, tuple(block.html for block in self._blocks))
+        return update
 
     def _start_again(self) -> None:
         self._done_text = ""
-        self._done_htmls: list[str] = []
+        self._num_done = 0
         self._has_definitions = False
         self._is_degraded = False
+        self._slow_labels: set[str] = set()
         self._try_again_chars = 0
 
     def _render(self, tail: str, is_final: bool) -> Rendering:
-        """After a tail that was too slow, the next ones stay plain until it has doubled: kills are few."""
+        """A language that was too slow is not tried again, and a tail that was so only when it has doubled: kills are
+        few."""
         if len(tail) < self._try_again_chars and not is_final:
             rendering = Rendering(tail)
             rendering.finish()
             return rendering
-        rendering = self._renderer.render([tail], STREAM_BUDGET_S, is_open=not is_final)[0]
-        self._try_again_chars = 0 if not rendering.cause or rendering.cause in _PASSING else 2 * len(tail)
+        (rendering,) = self._renderer.render(
+            [tail], STREAM_BUDGET_S, is_open=not is_final, plain_languages=self._slow_labels
+        )
+        self._slow_labels |= rendering.slow_labels
+        self._try_again_chars = 2 * len(tail) if rendering.is_plain and rendering.cause not in _PASSING else 0
         return rendering
 
-    def _show(self, htmls: Sequence[str], num_done: int) -> StreamUpdate:
+    def _show(self, start: int, htmls: Sequence[str], num_done: int) -> StreamUpdate:
+        """The blocks from `start` on are `htmls`; those before it stay."""
         before = self._blocks
-        self._blocks = tuple(Block(index=i, html=html, is_done=i < num_done) for i, html in enumerate(htmls))
-        changed = tuple(block for block in self._blocks if before[block.index : block.index + 1] != (block,))
+        after = tuple(Block(index=i, html=html, is_done=i < num_done) for i, html in enumerate(htmls, start))
+        self._blocks = before[:start] + after
+        changed = tuple(block for block in after if before[block.index : block.index + 1] != (block,))
         return StreamUpdate(changed, len(self._blocks))
 
 

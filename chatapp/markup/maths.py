@@ -15,6 +15,7 @@ from markdown_it.rules_block import StateBlock
 from markdown_it.rules_inline import StateInline
 
 MAX_TEX_CHARS = 2_000  # the converter takes 20 ms for these and grows faster than linear
+MAX_TEX_LINES = 100
 _CLOSING = {"$$": "$$", "\\[": "\\]", "\\(": "\\)", "$": "$"}
 _ALIASES = re.compile(
     r"\\(begin|end)\{(?:aligned|gathered|gather\*?)\}"
@@ -94,8 +95,8 @@ def _math_block(state: StateBlock, start_line: int, end_line: int, silent: bool)
         begin = first + 2 if line == start_line else state.bMarks[line] + state.tShift[line]
         text = state.src[begin : state.eMarks[line]]
         num_chars += len(text)
-        if num_chars > MAX_TEX_CHARS:
-            return False
+        if num_chars > MAX_TEX_CHARS or line - start_line >= MAX_TEX_LINES:
+            return False  # many openings that are never closed would each be searched to the end
         tex, found, rest = text.partition(closing)
         parts.append(tex)
         if found:

@@ -149,6 +149,21 @@ def test_busy_jail_leaves_what_is_shown_until_the_final_update() -> None:
     assert blocks.blocks[0].html == '<pre class="plain">one *two* three</pre>'
 
 
+def test_language_that_is_too_slow_is_not_tried_again_in_this_stream() -> None:
+    jail = InlineJail()
+    blocks = BlockStream(Renderer(jail))
+    jail.faults = [(1, "timeout")]
+    text = "```python\nx = 1\n"
+    for end in ("", "y = 2\n", "```\n\n*end*"):
+        text += end
+        blocks.update(text)
+        assert blocks.blocks[0].html.startswith('<figure class="code"><figcaption>python</figcaption>')
+        assert "<span" not in blocks.blocks[0].html
+    assert blocks.blocks[1].html == "<p><em>end</em></p>"
+    blocks.update(text, is_final=True)
+    assert Renderer(jail).render_many([text])[0] != tuple(block.html for block in blocks.blocks)
+
+
 @pytest.mark.parametrize("reason", ["timeout", "died", "failed"])
 def test_open_end_that_is_too_slow_stays_plain_until_it_has_doubled(reason: str) -> None:
     jail = InlineJail()
