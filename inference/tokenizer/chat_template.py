@@ -16,12 +16,12 @@ from typing import Any
 import numpy as np
 
 from inference.errors import TemplateError
-from inference.tokenizer.draft import Draft, EncodedDraft, Place, sorted_positions
+from inference.tokenizer.draft import Draft, Place
 from inference.tokenizer.layout import locate, marks
 from inference.tokenizer.sandbox import Sandbox
-from inference.tokenizer.sealing import Control, Literal, Sealer, Seals
+from inference.tokenizer.sealing import Piece, Sealer, Seals
 from inference.tokenizer.span_cache import SpanCache
-from inference.tokenizer.tokenizer import Tokenizer
+from inference.tokenizer.tokenizer import EncodedSpan, Tokenizer
 from inference.types import I32, ChatMessage, Prompt
 
 # For a file without a template whose vocabulary has ChatML's tokens.
@@ -60,7 +60,9 @@ class ChatTemplate:
         self._tokenizer = tokenizer
         self._sandbox = Sandbox(source)
         self._sealer = Sealer(tokenizer.controls)
-        self._control_ids = {token: np.array([token], np.int32) for token in tokenizer.special_tokens.values()}
+        self._control_ids = {
+            token: EncodedSpan(np.array([token], np.int32), ()) for token in tokenizer.special_tokens.values()
+        }
         self._heads: SpanCache[tuple[str, ...], I32] = SpanCache(MAX_CACHED_HEAD_CHARS, lambda key: len("".join(key)))
         facts = f"{BUILDER_VERSION}\0{tokenizer.fingerprint}\0{source}"
         self.fingerprint: str = hashlib.sha256(facts.encode()).hexdigest()
@@ -110,34 +112,43 @@ class ChatTemplate:
         rendered = self._render(messages, contents, add_generation_prompt)
         layout = self._render(messages, marks(seals.mark, len(messages)), add_generation_prompt)
         ranges = locate(rendered, contents, layout, seals.mark)
-        draft, places = self._draft(rendered, seals, sorted_positions(ranges))
-        draft.drop_second_bos(self._tokenizer.bos_token_id)
-        encoded: EncodedDraft = draft.encode(self._tokenizer)
-        spans = tuple(encoded.token_range(places[start], places[stop]) for start, stop in ranges)
-        return encoded.ids, spans
+        draft, places = self._draft(rendered, ranges, seals)
+        encoded = draft.encode(self._tokenizer)
+        return encoded.ids, tuple(encoded.token_range(start, stop) for start, stop in places)
 
-    def _draft(self, rendered: str, seals: Seals, positions: list[int]) -> tuple[Draft, dict[int, Place]]:
-        """Cut the rendered text at control tokens and seals; note where the positions come to lie."""
+    def _draft(
+        self, rendered: str, ranges: Sequence[tuple[int, int]], seals: Seals
+    ) -> tuple[Draft, list[tuple[Place, Place]]]:
+        """Split the rendered text at control tokens and seals; note where in the draft the messages come to lie.
+
+        Control tokens are looked for between the messages only. There are few kinds of such gaps, so each is cut once.
+        """
         draft = Draft()
-        places: dict[int, Place] = {}
-        for piece in seals.cut(rendered):
-            original = None if isinstance(piece, Literal | Control) else seals.originals[piece.index]
-            begin = draft.end(before_text=isinstance(piece, Literal) or isinstance(original, str))
-            while positions and positions[-1] < piece.stop:
-                position = positions.pop()
-                inside = position - piece.start if isinstance(piece, Literal) else 0
-                places[position] = Place(begin.segment, begin.offset + inside)
-            if isinstance(piece, Literal):
-                draft.add_text(rendered[piece.start : piece.stop])
-            elif isinstance(piece, Control):
-                draft.add_ids(self._control_ids[piece.token_id])
-            elif isinstance(original, str):
-                draft.add_text(original)
-            else:
-                draft.add_ids(np.array(original, np.int32))
-        for position in positions:
-            places[position] = draft.end(before_text=False)
+        places = [(Place(0, 0), Place(0, 0))] * len(ranges)
+        gaps: dict[str, list[Piece]] = {}
+        position = 0
+        for index in sorted(range(len(ranges)), key=ranges.__getitem__):
+            start, stop = ranges[index]
+            gap = rendered[position:start]
+            if gap not in gaps:
+                gaps[gap] = seals.cut(gap)
+            self._add(draft, gaps[gap])
+            content = seals.open(rendered[start:stop])
+            begin = draft.end(before_text=not content or not isinstance(content[0].original, tuple))
+            self._add(draft, content)
+            places[index] = (begin, draft.end(before_text=True) if content else begin)
+            position = stop
+        self._add(draft, seals.cut(rendered[position:]))
         return draft, places
+
+    def _add(self, draft: Draft, pieces: list[Piece]) -> None:
+        for control, original, text in pieces:
+            if control is not None:
+                draft.add_control(control, self._control_ids[control.token_id])
+            elif isinstance(original, tuple):
+                draft.add_ids(EncodedSpan(np.array(original, np.int32), ()))
+            else:
+                draft.add_text(text if original is None else original)
 
     def _num_public_tokens(self, messages: Sequence[ChatMessage], ids: I32) -> int:
         """How many ids at the head say nothing about any message but the leading system ones."""

@@ -6,18 +6,18 @@ a token index only afterwards.
 
 from __future__ import annotations
 
-from bisect import bisect_left, bisect_right
-from collections.abc import Iterable
-from dataclasses import dataclass
+from bisect import bisect_right
+from itertools import accumulate
+from typing import NamedTuple
 
 import numpy as np
 
 from inference.tokenizer.tokenizer import EncodedSpan, Tokenizer
+from inference.tokenizer.vocabulary import ControlToken
 from inference.types import I32
 
 
-@dataclass(frozen=True, slots=True)
-class Place:
+class Place(NamedTuple):
     """So many characters into a segment; into a segment of ids only its beginning."""
 
     segment: int
@@ -28,34 +28,38 @@ class Draft:
     """Appended to piece by piece, then encoded once."""
 
     def __init__(self) -> None:
-        self._segments: list[list[str] | I32] = []
-        self._num_chars = 0  # of the last segment, if it is text
+        self._segments: list[list[str] | EncodedSpan] = []
+        self._text: list[str] | None = None  # the last segment, if it is text
+        self._num_chars = 0  # of it
+        self._strips_next = False  # the control token just added swallows the white space behind it
 
     def end(self, *, before_text: bool) -> Place:
-        """The place at which the next piece will begin."""
-        if before_text and self._segments and isinstance(self._segments[-1], list):
+        """The place at which the next piece, text or ids, will begin."""
+        if before_text and self._text is not None:
             return Place(len(self._segments) - 1, self._num_chars)
         return Place(len(self._segments), 0)
 
     def add_text(self, text: str) -> None:
-        if not self._segments or not isinstance(self._segments[-1], list):
-            self._segments.append([])
+        if self._strips_next:
+            text = text.lstrip()
+            self._strips_next = not text
+        if self._text is None:
+            self._text = []
             self._num_chars = 0
-        last = self._segments[-1]
-        assert isinstance(last, list)
-        last.append(text)
+            self._segments.append(self._text)
+        self._text.append(text)
         self._num_chars += len(text)
 
-    def add_ids(self, ids: I32) -> None:
-        self._segments.append(ids)
+    def add_ids(self, span: EncodedSpan) -> None:
+        self._text = None
+        self._strips_next = False
+        self._segments.append(span)
 
-    def drop_second_bos(self, bos_token_id: int | None) -> None:
-        """Templates and files are known to bring one each; two of them confuse a model."""
-        first_two = self._segments[:2]
-        if len(first_two) == 2 and all(
-            not isinstance(segment, list) and segment.tolist() == [bos_token_id] for segment in first_two
-        ):
-            self._segments[0] = np.empty(0, np.int32)
+    def add_control(self, control: ControlToken, span: EncodedSpan) -> None:
+        if control.strips_left and self._text is not None:
+            self._text[:] = ["".join(self._text).rstrip()]
+        self.add_ids(span)
+        self._strips_next = control.strips_right
 
     def encode(self, tokenizer: Tokenizer) -> EncodedDraft:
         """Encode what is text. Cost: see Tokenizer.encode_spans."""
@@ -64,19 +68,24 @@ class Draft:
         ]
         encoded = iter(tokenizer.encode_spans(texts))
         return EncodedDraft(
-            [next(encoded) if isinstance(segment, list) else EncodedSpan(segment, ()) for segment in self._segments]
+            [next(encoded) if isinstance(segment, list) else segment for segment in self._segments],
+            tokenizer.bos_token_id,
         )
 
 
 class EncodedDraft:
-    """The ids of a draft, and its places as token indices."""
+    """The ids of a draft, and its places as token indices.
 
-    def __init__(self, spans: list[EncodedSpan]) -> None:
+    Templates and files are known to bring a BOS token each; of two at the head only one is kept, two confuse a model.
+    """
+
+    def __init__(self, spans: list[EncodedSpan], bos_token_id: int | None) -> None:
+        heads = [span.ids.tolist() if len(span.ids) == 1 else None for span in spans[:2]]
+        if heads == [[bos_token_id]] * 2:
+            spans[0] = EncodedSpan(np.empty(0, np.int32), ())
         self.ids: I32 = np.concatenate([np.empty(0, np.int32), *(span.ids for span in spans)])  # (T,)
         self._spans = spans
-        self._starts = [0]
-        for span in spans:
-            self._starts.append(self._starts[-1] + len(span.ids))
+        self._starts = [0, *accumulate(len(span.ids) for span in spans)]
 
     def token_range(self, start: Place, stop: Place) -> tuple[int, int]:
         """Every token that has a character between the two places in it; empty when they are one."""
@@ -88,10 +97,7 @@ class EncodedDraft:
         end = self._starts[stop.segment]
         if stop.offset:
             ends = self._spans[stop.segment].ends
-            end += min(bisect_left(ends, stop.offset) + 1, len(ends))
+            complete = bisect_right(ends, stop.offset)  # a character of several tokens ends in all of them
+            is_cut = complete < len(ends) and (not complete or ends[complete - 1] < stop.offset)
+            end += complete + is_cut
         return first, max(first, end)
-
-
-def sorted_positions(ranges: Iterable[tuple[int, int]]) -> list[int]:
-    """Every position once, the last first: to be popped in reading order."""
-    return sorted({position for one in ranges for position in one}, reverse=True)

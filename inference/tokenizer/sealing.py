@@ -8,41 +8,20 @@ only the template itself can have written, and at the seals, whose originals are
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable, Iterator, Sequence
-from dataclasses import dataclass
+from collections.abc import Iterable, Sequence
+from typing import NamedTuple
 
 from inference.tokenizer.vocabulary import ControlToken
 
-PRIVATE_USE = range(0xF0000, 0xFFFFE)
+PRIVATE_USE = (*range(0xE000, 0xF900), *range(0xF0000, 0xFFFFE))  # the first ones keep strings narrow
 
 
-@dataclass(frozen=True, slots=True)
-class Literal:
-    """Ordinary text, text[start:stop] of the rendered text."""
+class Piece(NamedTuple):
+    """A control token, an original that had been sealed, or ordinary text."""
 
-    start: int
-    stop: int
-
-
-@dataclass(frozen=True, slots=True)
-class Sealed:
-    """The seal of originals[index] lies at start:stop of the rendered text."""
-
-    start: int
-    stop: int
-    index: int
-
-
-@dataclass(frozen=True, slots=True)
-class Control:
-    """The template wrote this control token at start:stop of the rendered text."""
-
-    start: int
-    stop: int
-    token_id: int
-
-
-Piece = Literal | Sealed | Control
+    control: ControlToken | None = None
+    original: str | tuple[int, ...] | None = None
+    text: str = ""
 
 
 class Sealer:
@@ -50,18 +29,18 @@ class Sealer:
 
     def __init__(self, controls: Sequence[ControlToken]) -> None:
         by_length = sorted(controls, key=lambda control: -len(control.text))
-        self._ids = {control.text: control.token_id for control in controls}
+        self._controls = {control.text: control for control in controls}
         self._whole = re.compile(_alternatives(re.escape(control.text) for control in by_length))
         self._in_rendered = _alternatives(
             (r"\s*" if control.strips_left else "") + re.escape(control.text) + (r"\s*" if control.strips_right else "")
             for control in by_length
         )
-        cuts = [(text, cut) for text in self._ids for cut in range(1, len(text))]
+        cuts = [(text, cut) for text in self._controls for cut in range(1, len(text))]
         self._heads = frozenset(text[:cut] for text, cut in cuts)
         self._tails = frozenset(text[cut:] for text, cut in cuts)
-        self._all = "\0".join(self._ids)
-        self._edge_chars = sorted({char for text in self._ids for char in (text[0], text[-1])})
-        self._max_chars = max(map(len, self._ids), default=0)
+        self._all = "\0".join(self._controls)
+        self._edge_chars = sorted({char for text in self._controls for char in (text[0], text[-1])})
+        self._max_chars = max(map(len, self._controls), default=0)
 
     def open_seals(self, texts: Iterable[str], template: str) -> Seals:
         """Seals for a prompt made of these texts."""
@@ -92,22 +71,21 @@ class Sealer:
                 break
         return spans
 
-    def cut(self, text: str, mark: str) -> Iterator[Piece]:
-        """The pieces of a rendered text, in order and without gaps."""
-        position = 0
-        for match in re.finditer(f"{mark}(?P<seal>[0-9]+){mark}|(?P<control>{self._in_rendered})", text):
+    def cut(self, text: str, seals: Seals) -> list[Piece]:
+        """The pieces of rendered text, in order."""
+        pieces, position = [], 0
+        for match in re.finditer(f"{seals.mark}([0-9]+){seals.mark}|{self._in_rendered}", text):
             if match.start() > position:
-                yield Literal(position, match.start())
+                pieces.append(Piece(text=text[position : match.start()]))
             position = match.end()
-            if match["seal"] is not None:
-                yield Sealed(match.start(), position, int(match["seal"]))
+            if match[1] is not None:
+                pieces.append(Piece(original=seals.originals[int(match[1])]))
             else:
-                yield Control(match.start(), position, self._control_id(match["control"]))
+                found = self._controls.get(match[0]) or self._controls[match[0].strip()]
+                pieces.append(Piece(control=found))
         if position < len(text):
-            yield Literal(position, len(text))
-
-    def _control_id(self, matched: str) -> int:
-        return self._ids[matched] if matched in self._ids else self._ids[matched.strip()]
+            pieces.append(Piece(text=text[position:]))
+        return pieces
 
 
 class Seals:
@@ -131,9 +109,20 @@ class Seals:
             position = stop
         return "".join((*parts, text[position:])) if parts else text
 
-    def cut(self, text: str) -> Iterator[Piece]:
-        """The pieces of a rendered text, in order and without gaps."""
-        return self._sealer.cut(text, self.mark)
+    def cut(self, text: str) -> list[Piece]:
+        """The pieces of rendered text, in order: what only a template can have written, and what had been sealed."""
+        return self._sealer.cut(text, self)
+
+    def open(self, text: str) -> list[Piece]:
+        """The pieces of a message as it was rendered: no control token can be in it, only seals."""
+        if self.mark not in text:
+            return [Piece(text=text)] if text else []
+        parts = re.split(f"{self.mark}([0-9]+){self.mark}", text)
+        pieces = [
+            Piece(original=self.originals[int(part)]) if index % 2 else Piece(text=part)
+            for index, part in enumerate(parts)
+        ]
+        return [piece for piece in pieces if piece.text or piece.original is not None]
 
 
 def _alternatives(patterns: Iterable[str]) -> str:

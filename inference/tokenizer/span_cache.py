@@ -23,20 +23,18 @@ class SpanCache(Generic[Key, Value]):
 
     def get_all(self, keys: Sequence[Key], compute: Callable[[list[Key]], list[Value]]) -> list[Value]:
         """The values of the keys; those that are missing are computed in one call, outside the lock."""
-        found: dict[Key, Value] = {}
+        values = self._values
         with self._lock:
-            for key in keys:
-                if key in self._values:
-                    self._values.move_to_end(key)
-                    found[key] = self._values[key]
-        missing = [key for key in dict.fromkeys(keys) if key not in found]
-        if missing:
-            computed = dict(zip(missing, compute(missing), strict=True))
-            found |= computed
-            with self._lock:
-                for key, value in computed.items():
-                    self._keep(key, value)
-        return [found[key] for key in keys]
+            found = [values.get(key) for key in keys]
+            for key, value in zip(keys, found, strict=True):
+                if value is not None:
+                    values.move_to_end(key)
+        missing = list(dict.fromkeys(key for key, value in zip(keys, found, strict=True) if value is None))
+        computed = dict(zip(missing, compute(missing), strict=True)) if missing else {}
+        with self._lock:
+            for key, value in computed.items():
+                self._keep(key, value)
+        return [computed[key] if value is None else value for key, value in zip(keys, found, strict=True)]
 
     def _keep(self, key: Key, value: Value) -> None:
         size = self._num_chars(key) + 1
