@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from importlib import import_module
+
 from django.apps import AppConfig
 from django.contrib.admin.apps import AdminConfig as DjangoAdminConfig
 from django.core.checks import register
@@ -22,3 +24,9 @@ class ChatConfig(AppConfig):
 
 class AdminConfig(DjangoAdminConfig):
     default_site = "chatapp.admin.site.AdminSite"
+
+    def ready(self) -> None:
+        """Registers our tables after those of Django's own apps, of which they replace one."""
+        super().ready()
+        for room in ("accounts", "conversations", "presets"):
+            import_module(f"chatapp.admin.{room}")

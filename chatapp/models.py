@@ -60,9 +60,16 @@ class Preset(models.Model):
             models.UniqueConstraint(fields=["owner", "name"], name="preset_owner_name_unique"),
             # SQLite has no NULLS NOT DISTINCT: two constraints say it
             models.UniqueConstraint(fields=["name"], condition=Q(owner__isnull=True), name="preset_public_name_unique"),
-            models.UniqueConstraint(fields=["is_default"], condition=Q(is_default=True), name="preset_one_default"),
+            models.UniqueConstraint(
+                fields=["is_default"],
+                condition=Q(is_default=True),
+                name="preset_one_default",
+                violation_error_message=_("There is a default preset already."),
+            ),
             models.CheckConstraint(
-                condition=Q(is_default=False) | Q(owner__isnull=True), name="preset_default_is_public"
+                condition=Q(is_default=False) | Q(owner__isnull=True),
+                name="preset_default_is_public",
+                violation_error_message=_("The default preset must be public: without an owner."),
             ),
         ]
 
@@ -84,7 +91,13 @@ class Conversation(models.Model):
     """
 
     id = models.UUIDField(primary_key=True, default=uuid.uuid4, editable=False)
-    owner = models.ForeignKey(User, models.CASCADE, related_name="conversations", verbose_name=_("owner"))
+    owner = models.ForeignKey(
+        User,
+        models.CASCADE,
+        related_name="conversations",
+        verbose_name=_("owner"),
+        db_index=False,  # conversation_list begins with it
+    )
     title = models.CharField(_("title"), max_length=200, blank=True)
     title_source = models.CharField(
         _("title by"), max_length=16, choices=TitleSource.choices, default=TitleSource.FIRST_WORDS
@@ -112,6 +125,8 @@ class Conversation(models.Model):
         indexes: ClassVar = [
             # selectors.conversation_list: one owner's conversations, newest first
             models.Index(fields=["owner", "is_archived", "-is_pinned", "-updated_at", "-id"], name="conversation_list"),
+            # the admin's list: everybody's, newest first
+            models.Index(fields=["-updated_at", "-id"], name="conversation_newest"),
         ]
 
     def __str__(self) -> str:
@@ -158,7 +173,11 @@ class Message(models.Model):
 
     id = models.UUIDField(primary_key=True, default=uuid.uuid4, editable=False)
     conversation = models.ForeignKey(
-        Conversation, models.CASCADE, related_name="messages", verbose_name=_("conversation")
+        Conversation,
+        models.CASCADE,
+        related_name="messages",
+        verbose_name=_("conversation"),
+        db_index=False,  # message_transcript begins with it
     )
     parent = models.ForeignKey(
         "self", models.CASCADE, null=True, blank=True, related_name="children", verbose_name=_("parent")
@@ -204,6 +223,8 @@ class Message(models.Model):
         indexes: ClassVar = [
             # the admin's inline: one conversation, top to bottom
             models.Index(fields=["conversation", "position"], name="message_transcript"),
+            # the admin's list: everybody's, newest first
+            models.Index(fields=["-created_at", "-id"], name="message_newest"),
             # services.recover_interrupted: what a crash left open
             models.Index(
                 fields=["status"], condition=Q(status__in=[s.value for s in OPEN_STATUSES]), name="message_open"
@@ -211,7 +232,7 @@ class Message(models.Model):
         ]
 
     def __str__(self) -> str:
-        return f"{self.role} {self.position}: {self.text[:40]}"
+        return f"{self.role} {self.position}"  # never the text: this goes into logs, and a list would load all texts
 
     @property
     def ids(self) -> tuple[int, ...] | None:
@@ -248,12 +269,16 @@ class Generation(models.Model):
     ttft_s = models.FloatField(_("time to first token, s"), default=0)
     prefill_s = models.FloatField(_("prefill, s"), default=0)
     decode_s = models.FloatField(_("decode, s"), default=0)
-    created_at = models.DateTimeField(_("created"), auto_now_add=True, db_index=True)
+    created_at = models.DateTimeField(_("created"), auto_now_add=True)
 
     class Meta:
         verbose_name = _("generation")
         verbose_name_plural = _("generations")
         ordering: ClassVar = ["-created_at"]
+        indexes: ClassVar = [
+            # the admin's list: everybody's, newest first
+            models.Index(fields=["-created_at", "-id"], name="generation_newest"),
+        ]
         constraints: ClassVar = [
             models.CheckConstraint(
                 condition=Q(num_prompt_tokens=F("num_reused_ram") + F("num_reused_disk") + F("num_computed")),

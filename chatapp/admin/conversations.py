@@ -1,0 +1,203 @@
+"""Conversations, their messages and what each reply cost."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any, ClassVar
+
+from django.contrib import admin
+from django.db.models import QuerySet
+from django.db.models.functions import Left
+from django.forms import ModelForm
+from django.http import HttpRequest
+from django.utils.translation import gettext_lazy as _
+from unfold.admin import TabularInline
+from unfold.decorators import display
+
+from chatapp import llm
+from chatapp.admin.engine import ratio
+from chatapp.admin.tables import BigTableAdmin, ReadOnly
+from chatapp.models import Conversation, Generation, Message, TitleSource
+from chatapp.services.conversations import conversation_delete
+
+_EXCERPT_CHARS = 120
+_STATUS_COLOURS = {
+    "queued": "info",
+    "reading": "info",
+    "writing": "info",
+    "done": "success",
+    "stopped": "warning",
+    "interrupted": "warning",
+    "failed": "danger",
+}
+
+
+@admin.display(description=_("text"))
+def excerpt(message: Message) -> str:
+    """The beginning of the text, cut by the database: the rest is not read."""
+    text: str = message.excerpt  # type: ignore[attr-defined]  # annotated by with_excerpts
+    return text + "…" if len(text) == _EXCERPT_CHARS else text
+
+
+@display(description=_("status"), ordering="status", label=_STATUS_COLOURS)  # type: ignore[untyped-decorator]
+def coloured_status(message: Message) -> tuple[str, str]:
+    """The status, with the key of its colour."""
+    return message.status, message.get_status_display()
+
+
+def with_excerpts(rows: QuerySet[Message]) -> QuerySet[Message]:
+    """The rows without their texts and ids, which can be long."""
+    return rows.defer("text", "error", "token_ids").annotate(excerpt=Left("text", _EXCERPT_CHARS))
+
+
+class MessageInline(ReadOnly, TabularInline):  # type: ignore[misc]  # unfold is untyped
+    """The messages of a conversation, all branches, a page at a time."""
+
+    model = Message
+    fields = ("position", "role", coloured_status, excerpt, "created_at")
+    ordering = ("position", "created_at")
+    per_page = 25
+    show_change_link = True
+    hide_title = True
+
+    def get_queryset(self, request: HttpRequest) -> QuerySet[Message]:
+        return with_excerpts(super().get_queryset(request))
+
+
+class GenerationInline(ReadOnly, TabularInline):  # type: ignore[misc]  # unfold is untyped
+    model = Generation
+    fields = (
+        *("created_at", "num_prompt_tokens", "num_reused_ram", "num_reused_disk", "num_computed", "num_generated"),
+        *("ttft_s", "finish_reason"),
+    )
+    ordering = ("-created_at",)
+    show_change_link = True
+    hide_title = True
+
+
+@admin.register(Conversation)
+class ConversationAdmin(BigTableAdmin):
+    """Title, pin and archive may be changed; the rest is frozen at creation or belongs to the turns."""
+
+    list_display = ("__str__", "owner", "model_name", "is_pinned", "is_archived", "updated_at")
+    list_columns = (
+        *("id", "title", "model_name", "is_pinned", "is_archived", "updated_at"),
+        *("owner__username",),
+    )
+    list_filter = ("updated_at", "is_pinned", "is_archived", "title_source", "context_policy")
+    search_fields = ("title", "owner__username")
+    search_help_text = _("Title or name of the owner")
+    fields = (
+        *("title", "title_source", "owner", ("is_pinned", "is_archived"), "preset", "model_name"),
+        *("system_prompt", "system_prompt_is_public", "sampling", "context_policy", "created_at", "updated_at"),
+    )
+    readonly_fields = tuple(name for name in fields if name not in ("title", ("is_pinned", "is_archived")))
+    inlines = (MessageInline,)
+
+    def list_queryset(self, rows: QuerySet[Conversation]) -> QuerySet[Conversation]:
+        return super().list_queryset(rows).select_related("owner")
+
+    def has_add_permission(self, request: HttpRequest) -> bool:
+        return False
+
+    def save_model(self, request: HttpRequest, obj: Conversation, form: ModelForm[Conversation], change: bool) -> None:
+        if "title" in form.changed_data:
+            obj.title_source = TitleSource.PERSON
+        # Only what this page shows as fields: a turn that runs meanwhile writes the others.
+        obj.save(update_fields=["title", "title_source", "is_pinned", "is_archived"])
+
+    def delete_model(self, request: HttpRequest, obj: Conversation) -> None:
+        conversation_delete(user=obj.owner, conversation_id=obj.id)
+
+    def delete_queryset(self, request: HttpRequest, queryset: QuerySet[Conversation]) -> None:
+        for conversation in queryset.select_related("owner"):
+            conversation_delete(user=conversation.owner, conversation_id=conversation.id)
+
+    def get_deleted_objects(
+        self, objs: Sequence[Conversation], request: HttpRequest
+    ) -> tuple[list[str], dict[str, int], set[str], list[str]]:
+        """What the confirmation shows: titles and a number. Django's own would load and list every message."""
+        num_messages = Message.objects.filter(conversation__in=list(objs)).count()
+        counts = {
+            str(Conversation._meta.verbose_name_plural): len(objs),
+            str(Message._meta.verbose_name_plural): num_messages,
+        }
+        return [str(conversation) for conversation in objs], counts, set(), []
+
+
+@admin.register(Message)
+class MessageAdmin(ReadOnly, BigTableAdmin):
+    list_display = (excerpt, "role", coloured_status, "position", "conversation", "created_at")
+    list_display_links = (excerpt,)
+    list_filter = ("created_at", "role", "status")
+    search_fields = ("text",)
+    search_help_text = _("Words in the text")
+    ordering = ("-created_at", "-id")
+    fields = (
+        *("conversation", "parent", "role", "status", "position", "text", "error", "created_at", "finished_at"),
+        *("client_id", "num_token_ids", "token_fingerprint"),
+    )
+    list_columns = ("id", "role", "status", "position", "created_at", "conversation__title")
+    inlines: ClassVar = (GenerationInline,)
+
+    def list_queryset(self, rows: QuerySet[Message]) -> QuerySet[Message]:
+        return super().list_queryset(with_excerpts(rows)).select_related("conversation")
+
+    @admin.display(description=_("stored token ids"))
+    def num_token_ids(self, message: Message) -> int:
+        return len(message.ids or ())
+
+
+class FinishReasonFilter(admin.SimpleListFilter):
+    """The known reasons; Django's own filter would read the whole table to find them."""
+
+    title = _("finish reason")
+    parameter_name = "finish_reason"
+
+    def lookups(self, request: HttpRequest, model_admin: Any) -> list[tuple[str, str]]:
+        return [(reason.value, reason.value) for reason in llm.FinishReason]
+
+    def queryset(self, request: HttpRequest, queryset: QuerySet[Generation]) -> QuerySet[Generation]:
+        return queryset.filter(finish_reason=self.value()) if self.value() else queryset
+
+
+@admin.register(Generation)
+class GenerationAdmin(ReadOnly, BigTableAdmin):
+    """The cache numbers of each reply: prompt = reused from RAM + reused from disk + computed."""
+
+    list_display = (
+        *("created_at", "conversation", "num_prompt_tokens", "num_reused_ram", "num_reused_disk", "num_computed"),
+        *("reused_share", "num_generated", "ttft_ms", "speed", "finish_reason"),
+    )
+    list_columns = (
+        *("created_at", "num_prompt_tokens", "num_reused_ram", "num_reused_disk", "num_computed", "num_generated"),
+        *("ttft_s", "decode_s", "finish_reason", "message__conversation__title"),
+    )
+    list_filter = ("created_at", FinishReasonFilter)
+    search_fields = ("message__conversation__title", "model_name")
+    search_help_text = _("Title of the conversation, or model")
+    ordering = ("-created_at", "-id")
+    fields = (
+        *("message", "model_name", "model_fingerprint", "kernel_tier", "sampling", "seed", "finish_reason"),
+        *("num_prompt_tokens", "num_reused_ram", "num_reused_disk", "num_computed", "reused_share"),
+        *("num_generated", "queue_s", "ttft_s", "prefill_s", "decode_s", "speed", "created_at"),
+    )
+
+    def list_queryset(self, rows: QuerySet[Generation]) -> QuerySet[Generation]:
+        return super().list_queryset(rows).select_related("message__conversation")
+
+    @admin.display(description=_("conversation"))
+    def conversation(self, generation: Generation) -> str:
+        return str(generation.message.conversation)
+
+    @admin.display(description=_("reused"))
+    def reused_share(self, generation: Generation) -> str:
+        return ratio(generation.num_reused, generation.num_prompt_tokens)
+
+    @admin.display(description=_("TTFT, ms"), ordering="ttft_s")
+    def ttft_ms(self, generation: Generation) -> str:
+        return f"{1000 * generation.ttft_s:.0f}"
+
+    @admin.display(description=_("tok/s"))
+    def speed(self, generation: Generation) -> str:
+        return f"{generation.decode_tok_s:.1f}"
