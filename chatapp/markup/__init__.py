@@ -1,6 +1,6 @@
 """Hostile text -> sanitised HTML. Pure, without Django; everything but `plain` runs in the jail's child only.
 
-Floors: job > render > parser > maths, code, sanitise > plain.
+Floors: job > render > parser > maths, links, code, sanitise > plain.
 Classes that the HTML carries, for whoever writes the style sheet:
   figure.code > figcaption (language, may be empty) + pre > code > span.<Pygments short name>   a code block
   pre.plain                                   a block shown as its source, white space kept

@@ -1,35 +1,24 @@
-"""The dialect: CommonMark with tables, strikethrough, task lists and maths; HTML is text, images are links.
-
-One rule departs from CommonMark: a link reference definition is one line. Over several lines, it can swallow paragraphs
-that were complete before it was, and then no block of a growing text would ever be finished.
-"""
+"""The dialect: CommonMark, tables, strikethrough, task lists, maths, bare addresses; HTML is text, images are links."""
 
 from __future__ import annotations
 
-import re
 from collections.abc import Sequence
 from html import escape
 from typing import Any
 
 from markdown_it import MarkdownIt
-from markdown_it.common.utils import normalizeReference, unescapeAll
+from markdown_it.common.utils import unescapeAll
 from markdown_it.renderer import RendererHTML
-from markdown_it.rules_block import StateBlock
 from markdown_it.token import Token
 from markdown_it.utils import EnvType, OptionsDict
 
+from chatapp.markup import links, maths
 from chatapp.markup.code import highlight_code
-from chatapp.markup.maths import add_rules, maths_html
 from chatapp.markup.plain import code_figure, code_label
 
 MAX_NESTING = 40  # levels of tokens: 20 nested lists
 MAX_HIGHLIGHT_CHARS = 20_000
 _CHECKED, _UNCHECKED = "\u2611", "\u2610"  # ballot boxes
-_LINK = re.compile(r"(?:https?://|mailto:)", re.IGNORECASE)
-_DEFINITION = re.compile(
-    r"""\[((?:[^\[\]\\]|\\.){1,200})\]:[ \t]*(?:<([^<>]*)>|([^\s<]\S*))"""
-    r"""(?:[ \t]+(?:"((?:[^"\\]|\\.)*)"|'((?:[^'\\]|\\.)*)'))?[ \t]*$"""
-)
 
 
 class HtmlRenderer(RendererHTML):
@@ -45,10 +34,10 @@ class HtmlRenderer(RendererHTML):
         return code_figure("", escape(tokens[idx].content.removesuffix("\n")))
 
     def math_inline(self, tokens: Sequence[Token], idx: int, options: OptionsDict, env: EnvType) -> str:
-        return maths_html(tokens[idx].content, tokens[idx].markup)
+        return maths.maths_html(tokens[idx].content, tokens[idx].markup)
 
     def math_block(self, tokens: Sequence[Token], idx: int, options: OptionsDict, env: EnvType) -> str:
-        return f"<p>{maths_html(tokens[idx].content, tokens[idx].markup)}</p>"
+        return f"<p>{maths.maths_html(tokens[idx].content, tokens[idx].markup)}</p>"
 
     def image(self, tokens: Sequence[Token], idx: int, options: OptionsDict, env: EnvType) -> str:
         """A link to the image: loading it would tell its server that this was read. Inside a link only its text."""
@@ -90,34 +79,11 @@ def build_parser() -> MarkdownIt:
     }
     md = MarkdownIt("commonmark", options, renderer_cls=HtmlRenderer).enable(["table", "strikethrough"])
     md.disable(["html_block", "html_inline"])
-    md.block.ruler.at("reference", _definition)
-    add_rules(md)
-    md.validateLink = _is_link  # type: ignore[method-assign]
+    links.add_rules(md)
+    maths.add_rules(md)
     return md
 
 
 def fence_label(token: Token) -> str:
     """The language that a fence names."""
     return code_label(unescapeAll(token.info))
-
-
-def _is_link(url: str) -> bool:
-    return _LINK.match(url) is not None
-
-
-def _definition(state: StateBlock, start_line: int, end_line: int, silent: bool) -> bool:
-    """[label]: destination "title", on one line; the first of a label counts."""
-    if silent or state.is_code_block(start_line):
-        return False
-    line = state.src[state.bMarks[start_line] + state.tShift[start_line] : state.eMarks[start_line]]
-    match = _DEFINITION.match(line)
-    label = normalizeReference(match[1]) if match else ""
-    if match is None or not label:
-        return False
-    href = state.md.normalizeLink(unescapeAll(match[2] or match[3] or ""))
-    if not state.md.validateLink(href):
-        return False
-    title = unescapeAll(match[4] or match[5] or "")
-    state.env.setdefault("references", {}).setdefault(label, {"href": href, "title": title})
-    state.line = start_line + 1
-    return True

@@ -47,6 +47,8 @@ HOSTILE = {
     "wide table": "|" + "a|" * 3000 + "\n|" + "-|" * 3000 + "\n" + "|\n" * 900,
     "definitions": "".join(f"[a{i}]: https://x.org/{i}\n" for i in range(3500)) + "\n[a1]",
     "unclosed maths": "\\[\n# h\n" * 2500 + "\n",
+    "addresses": "http://a" * 2_400,
+    "colons": "http://" * 2_800,
     "dollars": "$a " * 6_600,
     "long TeX": "$" + "a" * 1990 + "$",
     "oversized TeX": "$$" + "a" * 20_000 + "$$",

@@ -111,6 +111,35 @@ def test_links_leave_the_page_without_a_trace() -> None:
     assert 'href="mailto:a@b.org"' in render("<a@b.org>")
 
 
+@pytest.mark.parametrize(
+    ("text", "address", "shown"),
+    [
+        ("see https://x.org/a_b?c=d.", "https://x.org/a_b?c=d", "see https://x.org/a_b?c=d."),
+        ("(HTTP://x.org/a_(b))", "HTTP://x.org/a_(b)", "(HTTP://x.org/a_(b))"),
+        ("**https://x.org**", "https://x.org", "https://x.org"),
+        ("\u89c1https://x.org/\u4f60\u597d\uff0c\u597d", "https://x.org/%E4%BD%A0%E5%A5%BD", None),
+        ("\u89c1 https://x.org/a\u3002", "https://x.org/a", "\u89c1 https://x.org/a\u3002"),
+        ("| https://x.org |\n|---|", "https://x.org", None),
+    ],
+)
+def test_bare_address_is_a_link(text: str, address: str, shown: str | None) -> None:
+    html = render(text)
+    assert re.findall('href="([^"]*)"', html) == [address]
+    assert shown is None or text_of(html) == shown
+
+
+@pytest.mark.parametrize(
+    "text", ["http://", "xhttp://y.org", "`https://x.org`", "https:/x", "javascript://x.org", "https://."]
+)
+def test_not_everything_with_a_colon_is_a_link(text: str) -> None:
+    assert "<a " not in render(text)
+
+
+def test_address_inside_a_link_is_its_text() -> None:
+    assert render("[https://x.org](https://y.org)").count("<a ") == 1
+    assert 'href="https://y.org"' in render("[https://x.org](https://y.org)")
+
+
 def test_image_is_a_link_with_its_alternative_text() -> None:
     assert '<a href="https://x.org/a.png"' in render("![a *cat*](https://x.org/a.png)")
     assert text_of(render("![a *cat*](https://x.org/a.png)")) == "a cat"
