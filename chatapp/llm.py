@@ -309,7 +309,7 @@ async def generate(
     try:
         _worker().submit(request, on_event)
     except EngineStopped as error:
-        raise EngineUnavailable(status().message) from error
+        raise EngineUnavailable(_("The engine has stopped: %(error)s.") % {"error": error}) from error
     except QueueFull as error:
         raise Busy(str(error), num_waiting=error.num_waiting, max_waiting=error.max_waiting) from error
     except PromptTooLong as error:

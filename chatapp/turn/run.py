@@ -32,6 +32,8 @@ TurnFrame = wire.TurnSend | wire.TurnEdit | wire.TurnRegenerate | wire.TurnConti
 Accept = Callable[[wire.TurnAccepted], None]
 T = TypeVar("T")
 
+CLOSE_PATIENCE_S = 30.0  # a database that stays away longer fails the turn
+
 _tasks: set[asyncio.Task[Any]] = set()  # the event loop itself holds tasks only weakly
 
 
@@ -168,7 +170,7 @@ async def _run_turn(live: Live, turn: LiveTurn, plan: Plan, ticket: llm.Ticket) 
     with ticket:
         ending = await _answer(turn, plan, ticket, reply, publisher, writer)
     try:
-        is_closed = await writer.close(ending)
+        is_closed = await writer.close(ending, patience_s=CLOSE_PATIENCE_S)
     except StorageUnavailable:
         ending = replace(ending, status=MessageStatus.FAILED, error=_("The reply could not be stored: no database."))
         await _publish_end(live, turn, publisher, ending)

@@ -24,7 +24,6 @@ logger = logging.getLogger(__name__)
 SAVE_INTERVAL_S = 0.5  # half of what is promised: the save itself takes time
 FIRST_RETRY_S = 0.2
 MAX_RETRY_S = 30.0
-CLOSE_PATIENCE_S = 30.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -63,7 +62,7 @@ class Writer:
                 self._on_gone()
                 return
 
-    async def close(self, ending: Ending, *, patience_s: float = CLOSE_PATIENCE_S) -> bool:
+    async def close(self, ending: Ending, *, patience_s: float) -> bool:
         """End the turn in the database. False: somebody else had closed or deleted it before.
 
         Raises StorageUnavailable when the database has been away for patience_s.

@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from typing import Any
 
 import pytest
 from django.core.cache import cache
 
+from chatapp import llm
 from chatapp.models import User
+from tests.chatapp.fake_worker import FakeWorker
 
 
 @pytest.fixture(autouse=True)
@@ -24,3 +27,13 @@ def alice(db: Any) -> User:
 @pytest.fixture
 def bob(db: Any) -> User:
     return User.objects.create_user("bob", password="correct horse battery")
+
+
+@pytest.fixture
+def worker() -> Iterator[FakeWorker]:
+    """An engine behind the door that answers as the test says."""
+    llm.shutdown()
+    fake = FakeWorker()
+    llm.start(fake)
+    yield fake
+    llm.shutdown()
