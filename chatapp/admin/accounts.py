@@ -42,8 +42,16 @@ class UserAdmin(DjangoUserAdmin, ModelAdmin):  # type: ignore[misc, type-arg]  #
         """Staff who may change users could otherwise make themselves superusers."""
         return self.readonly_fields if request.user.is_superuser else (*self.readonly_fields, *_RIGHTS)
 
+    def has_change_permission(self, request: HttpRequest, obj: User | None = None) -> bool:
+        """Or set a superuser's password, and come back as one."""
+        return super().has_change_permission(request, obj) and self._may_touch(request, obj)
+
     def has_delete_permission(self, request: HttpRequest, obj: User | None = None) -> bool:
-        return super().has_delete_permission(request, obj) and not (obj is not None and obj.is_owner)
+        is_owner = obj is not None and obj.is_owner
+        return super().has_delete_permission(request, obj) and self._may_touch(request, obj) and not is_owner
+
+    def _may_touch(self, request: HttpRequest, obj: User | None) -> bool:
+        return obj is None or request.user.is_superuser or not obj.is_superuser
 
     def delete_model(self, request: HttpRequest, obj: User) -> None:
         user_delete(user=obj)
@@ -60,7 +68,11 @@ class UserAdmin(DjangoUserAdmin, ModelAdmin):  # type: ignore[misc, type-arg]  #
             str(User._meta.verbose_name_plural): len(objs),
             str(Conversation._meta.verbose_name_plural): Conversation.objects.filter(owner__in=list(objs)).count(),
         }
-        protected = [str(_("The owner's account %s cannot be deleted.") % user) for user in objs if user.is_owner]
+        protected = [
+            str(_("The account %s cannot be deleted by you.") % user)
+            for user in objs
+            if not self.has_delete_permission(request, user)
+        ]
         return [str(user) for user in objs], counts, set(), protected
 
 

@@ -160,7 +160,7 @@ def test_account_is_made(staff: Client) -> None:
     assert User.objects.get(username="carol").check_password("correct horse battery")
 
 
-def test_staff_without_all_rights_cannot_give_them_to_themselves(alice: User, owner: User, client: Client) -> None:
+def test_staff_without_all_rights_cannot_give_them_to_themselves(alice: User, client: Client) -> None:
     alice.is_staff = True
     alice.save()
     alice.user_permissions.set(Permission.objects.filter(codename__in=["view_user", "change_user"]))
@@ -174,7 +174,21 @@ def test_staff_without_all_rights_cannot_give_them_to_themselves(alice: User, ow
     assert not User.objects.get(pk=alice.pk).is_superuser
 
 
-def test_staff_sees_in_the_sidebar_what_they_may_view(alice: User, owner: User, client: Client) -> None:
+def test_staff_without_all_rights_cannot_take_over_a_superuser(owner: User, bob: User, client: Client) -> None:
+    bob.is_staff = True
+    bob.save()
+    bob.user_permissions.set(Permission.objects.filter(codename__in=["view_user", "change_user", "delete_user"]))
+    client.force_login(bob)
+    values = {"password1": "battery horse correct", "password2": "battery horse correct", "usable_password": "true"}
+    assert client.post(reverse("admin:auth_user_password_change", args=[owner.pk]), values).status_code == 403
+    assert client.post(_url("user_change", owner.pk), {"username": "stolen"}).status_code == 403
+    other = User.objects.create_superuser("root")
+    client.post(_url("user_changelist"), {"action": "delete_selected", "_selected_action": [other.pk], "post": "yes"})
+    assert User.objects.filter(pk=other.pk).exists()
+    assert User.objects.get(pk=owner.pk).check_password("correct horse battery")
+
+
+def test_staff_sees_in_the_sidebar_what_they_may_view(alice: User, client: Client) -> None:
     alice.is_staff = True
     alice.save()
     alice.user_permissions.set(Permission.objects.filter(codename="view_preset"))
