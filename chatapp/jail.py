@@ -109,6 +109,8 @@ class Jail:
             self._converse(child, {"job": job, "payload": payload}, values, deadline_s, time.monotonic() + total_s)
         except JailError as error:
             self._count(_COUNTERS[error.reason])
+            if error.reason != "unavailable":  # which _refuse_starts has logged
+                logger.warning("jail: job %s broke off after %d answers: %s", job, len(values), error)
             if error.reason in ("timeout", "died"):
                 self._replace()
             return Outcome(tuple(values), error)

@@ -12,6 +12,7 @@ import math
 import os
 import resource
 import struct
+import sys
 import time
 from collections.abc import Callable, Iterator, Mapping
 from typing import Any, BinaryIO
@@ -54,12 +55,10 @@ def serve(jobs: Mapping[str, Job]) -> None:
 
 
 def _limit() -> None:
-    for kind, limit in (
-        (resource.RLIMIT_AS, MAX_MEMORY_BYTES),
-        (resource.RLIMIT_NOFILE, MAX_FILES),
-        (resource.RLIMIT_FSIZE, 0),
-        (resource.RLIMIT_CORE, 0),
-    ):
+    limits = {resource.RLIMIT_NOFILE: MAX_FILES, resource.RLIMIT_FSIZE: 0, resource.RLIMIT_CORE: 0}
+    if sys.platform == "linux":  # elsewhere an empty process maps more than that, and the call is refused
+        limits[resource.RLIMIT_AS] = MAX_MEMORY_BYTES
+    for kind, limit in limits.items():
         resource.setrlimit(kind, (limit, limit))
 
 

@@ -71,21 +71,24 @@ class Renderer:
         """Every text rendered, as plain text where the jail gave up or the time ran out. `is_open`: they still grow."""
         until = time.monotonic() + budget_s
         renderings = [Rendering(text) for text in texts]
-        todo = deque(rendering for rendering in renderings if len(rendering.text) <= MAX_TEXT_CHARS)
+        for rendering in renderings:
+            if len(rendering.text) > MAX_TEXT_CHARS:
+                rendering.refuse("oversized")
+        todo = deque(rendering for rendering in renderings if not rendering.is_complete)
         while todo and (left_s := until - time.monotonic()) > 0:
             languages = {*plain_languages, *self._breaker.open_keys(time.monotonic())}
             error = self._render_some(todo, left_s, is_open, languages)
             if error in ("busy", "unavailable"):
                 for rendering in todo:
-                    rendering.cause = error
+                    rendering.refuse(error)
                 break
             if error and time.monotonic() < until:
                 for label in todo[0].skip(error):
                     self._breaker.trip(label, time.monotonic())
             while todo and todo[0].is_complete:
                 todo.popleft()
-        for rendering in renderings:
-            rendering.finish()
+        for rendering in todo:
+            rendering.refuse(rendering.cause or "late")
         return renderings
 
     def _render_some(self, todo: deque[Rendering], left_s: float, is_open: bool, languages: set[str]) -> str:
@@ -174,11 +177,10 @@ class Rendering:
         self._htmls.append(self._plain(len(self._htmls)))
         return []
 
-    def finish(self) -> None:
+    def refuse(self, cause: str) -> None:
         """Whatever is missing, plain."""
-        if not self.is_complete:
-            self.cause = self.cause or "late"
-            self._plain_rest()
+        self.cause = cause
+        self._plain_rest()
 
     def _plain_rest(self) -> None:
         self.is_plain = True
@@ -252,7 +254,7 @@ class BlockStream:
         few."""
         if len(tail) < self._try_again_chars and not is_final:
             rendering = Rendering(tail)
-            rendering.finish()
+            rendering.refuse("late")
             return rendering
         (rendering,) = self._renderer.render(
             [tail], STREAM_BUDGET_S, is_open=not is_final, plain_languages=self._slow_labels

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from chatapp.markdown import Renderer
+from chatapp.markdown import MAX_TEXT_CHARS, Renderer
 from tests.chatapp.inline_jail import InlineJail
 
 SCALA = "before\n\n```scala\nx\n```\n\n*after*"
@@ -89,6 +89,23 @@ def test_slow_text_is_not_tried_again_with_every_view() -> None:
     assert first == [('<pre class="plain">*a*</pre>',)]
     assert renderer.render_many(["*a*"]) == first
     assert len(jail.payloads) == 1
+
+
+def test_oversized_text_is_plain_and_asks_nothing_of_the_jail() -> None:
+    jail = InlineJail()
+    big = "*a*\n\n" * (MAX_TEXT_CHARS // 5 + 1)
+    htmls, small = Renderer(jail).render_many([big, "*b*"])
+    assert htmls[0] == '<pre class="plain">*a*</pre>'
+    assert len(htmls) == MAX_TEXT_CHARS // 5 + 1
+    assert small == ("<p><em>b</em></p>",)
+    assert [len(payload["items"]) for payload in jail.payloads] == [1]
+
+
+def test_page_whose_time_is_up_is_plain() -> None:
+    jail = InlineJail()
+    (rendering,) = Renderer(jail).render(["*a*"], budget_s=0)
+    assert rendering.htmls == ('<pre class="plain">*a*</pre>',)
+    assert jail.payloads == []
 
 
 def test_text_that_is_plain_for_want_of_a_jail_is_tried_again() -> None:
