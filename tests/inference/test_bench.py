@@ -1,0 +1,41 @@
+"""The benchmark prints, as its last line, what the peers' benchmark prints."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+
+from inference import bench
+
+pytestmark = pytest.mark.model
+
+
+def test_last_line_has_the_figures_of_every_context(model_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert bench.main(["--suite", "core", "--model", str(model_path), "--contexts", "8", "24"]) == 0
+    figures = json.loads(capsys.readouterr().out.splitlines()[-1])
+    assert figures["peer"] == "recollect"
+    assert figures["model"] == str(model_path)
+    assert figures["threads"] == 2
+    assert figures["kernel_tier"] == "numpy"
+    assert figures["blas_core"]
+    assert list(figures["contexts"]) == ["8", "24"]
+    for row in figures["contexts"].values():
+        assert set(row) == {"prefill_tok_s", "decode_tok_s", "warm_ttft_ms"}
+        assert all(value > 0 for value in row.values())
+    assert figures["parallel"]["sequences"] == 4
+    assert figures["parallel"]["decode_tok_s"] > 0
+
+
+def test_a_missing_model_is_one_clear_line(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert bench.main(["--model", str(tmp_path / "none.gguf")]) == 2
+    captured = capsys.readouterr()
+    assert captured.out == ""
+    assert captured.err.startswith("error: none.gguf: ")
+    assert captured.err.count("\n") == 1
+
+
+def test_prompts_depend_on_size_and_seed_only() -> None:
+    assert bench.prompt_text(5, seed=64) == bench.prompt_text(5, seed=64)
+    assert len(bench.prompt_text(512, seed=512).split()) == 512
