@@ -12,6 +12,7 @@ from zoneinfo import available_timezones
 
 from csp.constants import NONE, SELF, UNSAFE_EVAL, UNSAFE_INLINE
 from django.core.exceptions import ImproperlyConfigured
+from django.templatetags.static import static
 from django.urls import reverse_lazy
 from django.utils.translation import gettext_lazy as _
 
@@ -90,6 +91,7 @@ INSTALLED_APPS = [
     "chatapp.apps.AdminConfig",
     "chatapp.apps.ChatConfig",
     "django.contrib.auth",
+    "django.contrib.humanize",  # thousands apart in the admin's numbers
     "django.contrib.contenttypes",
     "django.contrib.sessions",
     "django.contrib.messages",
@@ -267,6 +269,22 @@ UNFOLD: dict[str, Any] = {
     "SITE_HEADER": "Recollect",
     "SITE_SYMBOL": "forum",
     "SITE_URL": reverse_lazy("conversation_new"),
+    "SITE_FAVICONS": [{"rel": "icon", "type": "image/svg+xml", "href": lambda _request: static("icons/favicon.svg")}],
+    "COLORS": {
+        "primary": {  # shades of the accent in static/css/tokens.css
+            "50": "#eefaf7",
+            "100": "#d5f2eb",
+            "200": "#aee4d9",
+            "300": "#7bd3c5",
+            "400": "#5cc4b4",
+            "500": "#35a293",
+            "600": "#0d6a61",
+            "700": "#09534c",
+            "800": "#08443f",
+            "900": "#073833",
+            "950": "#04211e",
+        },
+    },
     "SIDEBAR": {
         "show_search": True,
         "show_all_applications": False,

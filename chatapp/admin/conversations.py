@@ -36,7 +36,7 @@ _STATUS_COLOURS = {
 def excerpt(message: Message) -> str:
     """The beginning of the text, cut by the database: the rest is not read."""
     text: str = message.excerpt  # type: ignore[attr-defined]  # annotated by with_excerpts
-    return text + "…" if len(text) == _EXCERPT_CHARS else text
+    return text + "…" if len(text) == _EXCERPT_CHARS else text or "–"  # the link to an empty one needs a place to click
 
 
 @display(description=_("status"), ordering="status", label=_STATUS_COLOURS)  # type: ignore[untyped-decorator]
@@ -165,6 +165,7 @@ class FinishReasonFilter(admin.SimpleListFilter):
 class GenerationAdmin(ReadOnly, BigTableAdmin):
     """The cache numbers of each reply: prompt = reused from RAM + reused from disk + computed."""
 
+    list_fullwidth = True
     list_display = (
         *("created_at", "conversation", "num_prompt_tokens", "num_reused_ram", "num_reused_disk", "num_computed"),
         *("reused_share", "num_generated", "ttft_ms", "speed", "finish_reason"),
