@@ -21,6 +21,9 @@ COPY templates templates
 COPY static static
 COPY locale locale
 
+# Static files under names with a digest, compressed. Settings want a data folder: this one is gone with the layer.
+RUN RECOLLECT_DATA=/tmp/data python manage.py collectstatic --no-input --verbosity 0 && rm -rf /tmp/data
+
 USER recollect
 # Beyond loopback inside the container; which addresses reach it is decided where the port is published.
 ENV RECOLLECT_DATA=/data RECOLLECT_HOST=0.0.0.0 RECOLLECT_PORT=8000

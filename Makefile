@@ -25,7 +25,11 @@ help: ## List the targets
 	$(BIN)/python -m pip install --quiet --disable-pip-version-check -r requirements-dev.txt
 	@touch $@
 
-setup: .venv/base ## Environment, dependencies, default model, database (serve and test call it)
+# Under names with a digest, compressed; made again when one of ours is newer, or when the packages that bring others are.
+staticfiles/staticfiles.json: .venv/base $(shell find static -type f)
+	@$(MANAGE) collectstatic --no-input --verbosity 0
+
+setup: .venv/base staticfiles/staticfiles.json ## Environment, dependencies, default model, database (serve and test call it)
 	@$(MANAGE) fetch_model
 	@$(MANAGE) migrate --no-input --verbosity 0
 
