@@ -13,6 +13,7 @@ from uuid import UUID
 from django.contrib.auth.hashers import UNUSABLE_PASSWORD_PREFIX
 from django.db import connection
 from django.db.models import F, Q, QuerySet
+from django.utils.translation import gettext as _
 
 from chatapp.errors import Invalid, NotFound
 from chatapp.models import OPEN_STATUSES, Conversation, Generation, Message, Preset, Role, User
@@ -87,7 +88,7 @@ def conversation_get(user: User, conversation_id: UUID, *, is_locked: bool = Fal
     try:
         return rows.get(owner=user, id=conversation_id)
     except Conversation.DoesNotExist:
-        raise NotFound("This conversation does not exist.") from None
+        raise NotFound(_("This conversation does not exist.")) from None
 
 
 @translated()
@@ -98,7 +99,7 @@ def message_get(user: User, conversation_id: UUID, message_id: UUID) -> Message:
             conversation__owner=user, conversation_id=conversation_id, id=message_id
         )
     except Message.DoesNotExist:
-        raise NotFound("This message does not exist.") from None
+        raise NotFound(_("This message does not exist.")) from None
 
 
 @translated()
@@ -146,7 +147,7 @@ def preset_get(user: User, preset_id: UUID | None) -> Preset | None:
     try:
         return _presets_of(user).get(id=preset_id)
     except Preset.DoesNotExist:
-        raise NotFound("This preset does not exist.") from None
+        raise NotFound(_("This preset does not exist.")) from None
 
 
 @translated()
@@ -260,7 +261,7 @@ def _is_below(cursor: str) -> Q:
         updated_at = _EPOCH + timedelta(microseconds=int(microseconds))
         conversation_id = UUID(hexadecimal)
     except (ValueError, OverflowError):
-        raise Invalid("This address of a page of the list is not valid.") from None
+        raise Invalid(_("This address of a page of the list is not valid.")) from None
     return Q(is_pinned__lt=is_pinned) | Q(is_pinned=is_pinned) & (
         Q(updated_at__lt=updated_at) | Q(updated_at=updated_at, id__lt=conversation_id)
     )

@@ -10,16 +10,17 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 
 from django.db import DatabaseError, InterfaceError, OperationalError
+from django.utils.translation import gettext_lazy as _
 
 from chatapp.errors import StorageUnavailable
 
 logger = logging.getLogger(__name__)
 
-_BUSY = "The database is busy for too long. Nothing has been stored; try again."
-_FULL = "The disk is full. Nothing has been stored."
-_READONLY = "The database cannot be written to. Nothing has been stored."
-_DAMAGED = "The database file is damaged. Nothing has been stored; restore a backup."
-_MIGRATE = "The database is not up to date: run `python manage.py migrate`."
+_BUSY = _("The database is busy for too long. Nothing has been stored; try again.")
+_FULL = _("The disk is full. Nothing has been stored.")
+_READONLY = _("The database cannot be written to. Nothing has been stored.")
+_DAMAGED = _("The database file is damaged. Nothing has been stored; restore a backup.")
+_MIGRATE = _("The database is not up to date: run `python manage.py migrate`.")
 # What the drivers of SQLite and PostgreSQL say, in lower case; the first match counts.
 _REASONS = (
     ("database is locked", "busy", _BUSY),
@@ -29,16 +30,16 @@ _REASONS = (
     ("couldn't get a connection", "busy", _BUSY),  # of the pool
     ("disk is full", "full", _FULL),
     ("no space left", "full", _FULL),
-    ("disk i/o error", "damaged", "The disk is full or damaged. Nothing has been stored."),
+    ("disk i/o error", "damaged", _("The disk is full or damaged. Nothing has been stored.")),
     ("readonly database", "readonly", _READONLY),
     ("read-only", "readonly", _READONLY),
-    ("unable to open database file", "readonly", "The database file cannot be opened. Nothing has been stored."),
+    ("unable to open database file", "readonly", _("The database file cannot be opened. Nothing has been stored.")),
     ("no such table", "migrations", _MIGRATE),
     ("no such column", "migrations", _MIGRATE),
     ("malformed", "damaged", _DAMAGED),
     ("not a database", "damaged", _DAMAGED),
 )
-_UNREACHABLE = ("unreachable", "The database cannot be reached. Nothing has been stored; try again.")
+_UNREACHABLE = ("unreachable", _("The database cannot be reached. Nothing has been stored; try again."))
 
 
 @contextmanager
@@ -61,4 +62,4 @@ def _unavailable(error: Exception) -> StorageUnavailable:
     said = str(error).lower()
     reason, sentence = next(((reason, text) for needle, reason, text in _REASONS if needle in said), _UNREACHABLE)
     logger.error("database: %s (%s)", reason, type(error).__name__)
-    return StorageUnavailable(sentence, reason=reason)
+    return StorageUnavailable(str(sentence), reason=reason)

@@ -11,6 +11,7 @@ from django.contrib.auth.password_validation import validate_password
 from django.core.exceptions import ValidationError
 from django.db import IntegrityError, transaction
 from django.http import HttpRequest
+from django.utils.translation import gettext as _
 
 from chatapp import keys, llm, selectors
 from chatapp.errors import Conflict, Invalid, NotFound
@@ -43,9 +44,9 @@ def owner_create(*, username: str, password: str, token: str = "") -> User:
     once the schema, or the lock on that owner, lets one through.
     """
     if selectors.is_set_up():
-        raise Conflict("This installation has an owner already.")
+        raise Conflict(_("This installation has an owner already."))
     if not setup_token_matches(token):
-        raise NotFound("This link is not valid: take the one that the server printed when it started last.")
+        raise NotFound(_("This link is not valid: take the one that the server printed when it started last."))
     user = _account(username, password, is_owner=True, is_staff=True, is_superuser=True)
     try:
         with transaction.atomic():
@@ -54,7 +55,7 @@ def owner_create(*, username: str, password: str, token: str = "") -> User:
                 user.pk, user.date_joined = unclaimed.pk, unclaimed.date_joined
             user.save(force_insert=unclaimed is None, force_update=unclaimed is not None)
     except IntegrityError:
-        raise Conflict("This installation has an owner already.") from None
+        raise Conflict(_("This installation has an owner already.")) from None
     keys.setup_token_remove(settings.RECOLLECT_KEYS)
     return user
 
@@ -70,7 +71,7 @@ def owner_for_terminal() -> User:
     if known is not None:
         return known
     if User.objects.exists():
-        raise Conflict("No account here is an owner's: say whose conversation it is.")
+        raise Conflict(_("No account here is an owner's: say whose conversation it is."))
     user = User(username="owner", is_owner=True, is_staff=True, is_superuser=True)
     user.set_unusable_password()
     try:
@@ -85,13 +86,13 @@ def owner_for_terminal() -> User:
 def sign_up(*, username: str, password: str, language: str = "") -> User:
     """Another account. Raises NotFound while sign-up is off or no owner exists, Conflict for a taken name, Invalid."""
     if not settings.RECOLLECT_SIGNUP or not selectors.is_set_up():
-        raise NotFound("New accounts are made by the owner of this installation.")
+        raise NotFound(_("New accounts are made by the owner of this installation."))
     user = _account(username, password, language=language)
     try:
         with transaction.atomic():
             user.save(force_insert=True)
     except IntegrityError:
-        raise Conflict("This name is taken.") from None
+        raise Conflict(_("This name is taken.")) from None
     return user
 
 
@@ -104,7 +105,7 @@ def log_in(*, request: HttpRequest, username: str, password: str) -> User:
     is_possible = is_storable(username) and is_storable(password)
     user = auth.authenticate(request, username=username, password=password) if is_possible else None
     if user is None:
-        raise Invalid("Wrong name or password.")
+        raise Invalid(_("Wrong name or password."))
     assert isinstance(user, User)
     login_throttle.attempt_succeeded(username=username, address=address)
     auth.login(request, user)
@@ -115,7 +116,7 @@ def log_in(*, request: HttpRequest, username: str, password: str) -> User:
 def preferences_save(*, user: User, language: str, preferences: dict[str, Any]) -> User:
     """What a person chose for themself. Raises Invalid for an unknown language; "" is what the browser asks for."""
     if language and language not in dict(settings.LANGUAGES):
-        raise Invalid("This language is not known.", language=language, legal=[code for code, _ in settings.LANGUAGES])
+        raise Invalid(_("This language is not known."), language=language, legal=list(dict(settings.LANGUAGES)))
     user.language = language
     user.preferences = preferences
     user.save(update_fields=["language", "preferences"])
@@ -129,7 +130,7 @@ def user_delete(*, user: User) -> None:
     Raises Conflict for the owner: without an account the next visitor would become the owner.
     """
     if user.is_owner:
-        raise Conflict("The owner's account cannot be deleted; give the installation up instead.")
+        raise Conflict(_("The owner's account cannot be deleted; give the installation up instead."))
     with transaction.atomic():
         conversation_ids = list(user.conversations.select_for_update().values_list("id", flat=True))
         user.delete()
@@ -154,7 +155,7 @@ def _account(username: str, password: str, **values: Any) -> User:
     except ValidationError as error:
         problems["password"] = error.messages
     if not is_storable(password):
-        problems["password"] = ["The password holds characters that cannot be stored."]
+        problems["password"] = [_("The password holds characters that cannot be stored.")]
     if problems:
         raise Invalid(" ".join(sentence for found in problems.values() for sentence in found), fields=problems)
     user.set_password(password)

@@ -7,6 +7,7 @@ from uuid import UUID
 
 from django.db import transaction
 from django.utils import timezone
+from django.utils.translation import gettext as _
 
 from chatapp import llm, selectors
 from chatapp.errors import Invalid
@@ -22,10 +23,11 @@ def conversation_rename(*, user: User, conversation_id: UUID, title: str) -> Con
     """A title by a person, which nothing replaces. Raises NotFound, Invalid (empty, too long)."""
     title = one_line(title)
     if not title:
-        raise Invalid("The title is empty.")
+        raise Invalid(_("The title is empty."))
     if len(title) > _MAX_TITLE_CHARS:
         raise Invalid(
-            f"The title has {len(title)} characters, at most {_MAX_TITLE_CHARS} are allowed.",
+            _("The title has %(num)s characters, at most %(max)s are allowed.")
+            % {"num": len(title), "max": _MAX_TITLE_CHARS},
             num_chars=len(title),
             max_chars=_MAX_TITLE_CHARS,
         )

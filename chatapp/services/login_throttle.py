@@ -13,6 +13,7 @@ import time
 from dataclasses import dataclass
 
 from django.core.cache import cache
+from django.utils.translation import gettext as _
 
 from chatapp.errors import Throttled
 
@@ -43,7 +44,9 @@ def attempt_begin(*, username: str, address: str) -> None:
         pause_s = cache.get(_key(rule, name, "until"), 0.0) - time.time()
         if pause_s > 0:
             seconds = math.ceil(pause_s)
-            raise Throttled(f"Too many attempts. Try again in {seconds} s.", retry_after_s=seconds)
+            raise Throttled(
+                _("Too many attempts. Try again in %(seconds)s s.") % {"seconds": seconds}, retry_after_s=seconds
+            )
     for rule, name in rules:
         num_failures = _count(_key(rule, name, "num"))
         if num_failures >= rule.num_free:

@@ -13,6 +13,7 @@ from uuid import UUID
 
 from django.db import transaction
 from django.utils import timezone
+from django.utils.translation import gettext as _
 
 from chatapp import llm, selectors
 from chatapp.errors import Conflict, Invalid
@@ -99,7 +100,7 @@ def send_create(
             return known
         parent = selectors.message_get(user, conversation_id, parent_id) if parent_id else None
         if parent and parent.role != Role.ASSISTANT:
-            raise Invalid("A message can only follow a reply.")
+            raise Invalid(_("A message can only follow a reply."))
         return _checked(_ask(conversation, parent, client_id, text), check)
 
 
@@ -121,7 +122,7 @@ def edit_create(
             return known
         original = selectors.message_get(user, conversation_id, message_id)
         if original.role != Role.USER:
-            raise Invalid("Only a message of a person can be edited.")
+            raise Invalid(_("Only a message of a person can be edited."))
         return _checked(_ask(conversation, original.parent, client_id, text), check)
 
 
@@ -138,7 +139,7 @@ def regenerate_create(
         original = selectors.message_get(user, conversation_id, message_id)
         question = original.parent
         if original.role != Role.ASSISTANT or question is None:
-            raise Invalid("Only a reply can be made again.")
+            raise Invalid(_("Only a reply can be made again."))
         if known := conversation.messages.filter(client_id=client_id).first():
             if known.role != Role.ASSISTANT or known.parent_id != question.id:
                 raise _client_id_reused()
@@ -156,14 +157,14 @@ def continue_open(*, user: User, conversation_id: UUID, message_id: UUID, check:
         conversation = selectors.conversation_get(user, conversation_id, is_locked=True)
         reply = selectors.message_get(user, conversation_id, message_id)
         if reply.role != Role.ASSISTANT or reply.parent is None:
-            raise Invalid("Only a reply can be continued.")
+            raise Invalid(_("Only a reply can be continued."))
         _refuse_while_open(conversation)
         newest = selectors.generations_of([reply.id]).get(reply.id)
         was_cut = newest is not None and newest.finish_reason == llm.FinishReason.LENGTH
         if reply.status not in _CONTINUABLE and not was_cut:
-            raise Conflict("This reply is complete.")
+            raise Conflict(_("This reply is complete."))
         if reply.children.exists():  # what follows was an answer to the text as it stands
-            raise Conflict("The conversation has gone on below this reply: it can be made again, not continued.")
+            raise Conflict(_("The conversation has gone on below this reply: it can be made again, not continued."))
         reply.status = MessageStatus.QUEUED
         reply.error = ""
         reply.finished_at = None
@@ -259,7 +260,7 @@ def _known_question(conversation: Conversation, client_id: UUID, text: str) -> T
 
 
 def _client_id_reused() -> Conflict:
-    return Conflict("This client id was used before, for something else.")
+    return Conflict(_("This client id was used before, for something else."))
 
 
 def _ask(conversation: Conversation, parent: Message | None, client_id: UUID, text: str) -> TurnRows:
@@ -295,7 +296,7 @@ def _open_reply(conversation: Conversation, question: Message, client_id: UUID |
 
 def _refuse_while_open(conversation: Conversation) -> None:
     if conversation.messages.filter(status__in=OPEN_STATUSES).exists():
-        raise Conflict("A reply is still being written in this conversation.")
+        raise Conflict(_("A reply is still being written in this conversation."))
 
 
 def _show(conversation: Conversation, leaf: Message) -> None:
