@@ -11,7 +11,7 @@ from typing import Any
 from jinja2.exceptions import SecurityError
 from jinja2.runtime import Context
 
-BASE_WORK = 1_000_000  # one unit is one loop pass, call or list item, or 16 characters: under a microsecond
+BASE_WORK = 300_000  # one unit is one loop pass, call or list item, or 16 characters: under a microsecond
 WORK_PER_MESSAGE = 500
 WORK_PER_CHAR = 1
 CHARS_PER_UNIT = 16
