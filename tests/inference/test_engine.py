@@ -329,6 +329,17 @@ def test_unusable_logits_end_one_request_and_its_kv_is_not_kept():
     assert ids_of(run(engine, bad)["b"]) == expected_ids(bad)
 
 
+@pytest.mark.parametrize("num_tokens", [3, 5, 30])
+def test_kv_of_unusable_logits_is_forgotten(num_tokens):
+    model = MarkerModel()
+    model.nan_token = ord("!")
+    engine = make_engine(model)
+    end = finished(run(engine, make_request("a", HELLO[:num_tokens] + "!"))["a"])
+    assert (end.finish_reason, end.stats.num_computed) == (R.ERROR, num_tokens + 1)
+    assert engine.stats().num_blocks_cached == 0
+    assert not engine.cache._storage.rows.any()
+
+
 def test_failed_step_can_be_cleared_up():
     """What the worker does when step() raises: everything alive ends, nothing leaks."""
     model = MarkerModel()

@@ -117,7 +117,10 @@ def test_collision_is_a_miss_and_is_counted(monkeypatch):
     cache.serve(IDS[:5])
     assert cache.find([1, 2, 3, 4, 5]) == 0
     assert cache.cache.num_collisions == 1
-    assert cache.serve([1, 2, 3, 4, 5]) == 0
+    table, _ = cache.start([1, 2, 3, 4, 5])
+    cache.compute(table, [1, 2, 3, 4, 5])
+    assert cache.storage.read(table.block_ids, 5) == markers_of([1, 2, 3, 4, 5])  # not swapped
+    cache.end(table, [1, 2, 3, 4, 5])
     assert cache.find([*IDS[:4], 77]) == 4
 
 
@@ -184,9 +187,17 @@ def test_side_request_leaves_the_conversations_tail_alone_and_goes_first():
     cache.serve(IDS[:10])  # two full blocks and two rows
     side = [*IDS[:10], 77, 78, 79, 80, 81, 82]
     assert cache.serve(side, is_low_retention=True) == 10
+    assert cache.cache.num_cached == 5  # the tail is still there, beside the block of the side request that contains it
     assert cache.find([*side, 1]) == 16
     cache.serve([*range(200, 200 + 5 * P)])  # the two empty ones, and then what the side request has left
     assert cache.find([*IDS[:10], 1]) == 10
+
+
+def test_conversation_keeps_its_own_tail_even_if_a_side_request_has_it():
+    cache = CacheWorld()
+    cache.serve([*IDS[:10], 77, 78], is_low_retention=True)
+    cache.serve(IDS[:10])
+    assert cache.cache.num_cached == 4
 
 
 def test_block_of_a_side_request_that_others_use_is_kept_like_theirs():
@@ -224,6 +235,27 @@ def test_purge_of_blocks_in_use_zeroes_them_when_they_are_released():
     cache.end(table, IDS)
     assert not cache.storage.rows.any()
     assert cache.cache.num_cached == 0
+
+
+def test_purge_before_anything_is_published_keeps_it_that_way():
+    cache = CacheWorld()
+    table, _ = cache.start(IDS, tags={"x"})
+    cache.cache.disown(table, "x")
+    assert cache.cache.purge("x") == 0
+    cache.compute(table, IDS)
+    cache.end(table, IDS)
+    assert cache.cache.num_cached == 0
+
+
+def test_purge_of_one_tag_leaves_a_table_with_another_one_alone():
+    cache = CacheWorld()
+    table, _ = cache.start(IDS, tags={"x", "y"})
+    cache.compute(table, IDS, 9)
+    cache.cache.disown(table, "x")
+    assert cache.cache.purge("x") == 0
+    cache.compute(table, IDS)
+    cache.end(table, IDS)
+    assert cache.find(IDS, tags={"y"}) == 19
 
 
 def test_purge_leaves_the_blocks_of_those_without_a_tag():
