@@ -9,6 +9,8 @@ from channels.testing import WebsocketCommunicator
 
 from chatapp.asgi import Mounted, application, is_own_origin
 
+pytestmark = pytest.mark.django_db  # the application closes old connections: of earlier tests, when run among them
+
 
 @pytest.mark.parametrize(
     ("origin", "host"),
