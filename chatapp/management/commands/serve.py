@@ -25,10 +25,10 @@ class Command(BaseCommand):
     help = "Run the server: the chat, its engine and the admin, in one process."
 
     def add_arguments(self, parser: ArgumentParser) -> None:
-        parser.add_argument("--host", default=settings.RECOLLECT_HOST, help="address to listen on (%(default)s)")
+        # The address comes from RECOLLECT_HOST alone: the set-up link and the checks depend on it.
         parser.add_argument("--port", type=int, default=settings.RECOLLECT_PORT, help="0: any free one (%(default)s)")
 
-    def handle(self, *args: Any, host: str, port: int, **options: Any) -> None:
+    def handle(self, *args: Any, port: int, **options: Any) -> None:
         try:
             self._refuse_pending_migrations()
             with (
@@ -37,7 +37,7 @@ class Command(BaseCommand):
             ):
                 if num_recovered:
                     logger.warning("%d turns were left open by the last stop: marked as interrupted", num_recovered)
-                self._serve(host, port)
+                self._serve(settings.RECOLLECT_HOST, port)
         except locks.ServerRuns as error:
             raise CommandError(f"{error}. Stop it, or set RECOLLECT_DATA to another folder.") from error
         except StorageUnavailable as error:
