@@ -83,6 +83,8 @@ class Tokenizer:
         for tokenizer, is_at_start in ((self._at_start, True), (self._inside, False)):
             group = [span for span in spans if span[1] is is_at_start]
             if group:
+                for text, _ in group:
+                    text.encode()  # the library answers a lone surrogate with a TypeError about something else
                 found = tokenizer.encode_batch([text for text, _ in group], add_special_tokens=False)
                 encoded |= dict(zip(group, map(_span, found), strict=True))
         return [encoded[span] for span in spans]
