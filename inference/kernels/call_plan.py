@@ -18,7 +18,8 @@ keep their columns from layer to layer.
 
 Two ways to call. *Alone*: one product at a time on all BLAS threads, for few columns, where reading the weight is the
 cost. *Beside*: one BLAS thread per product, several products at once from threads of our own, for many columns; it
-scales better, as everything between the products then runs on all cores too. Both give the same bits, by the probe.
+scales better, as everything between the products then runs on all cores too. The plan's calls give the same bits both
+ways.
 """
 
 from __future__ import annotations
@@ -104,6 +105,7 @@ def probe_calls(
     alone = {width: _outputs(operands, width) for width in sorted(alone_widths)}
     blas.set_num_threads(1)
     beside = {width: _outputs(operands, width) for width in sorted(beside_widths)}
+    is_wide_wanted = max(beside_widths) > max(alone_widths)  # a shape that only ever takes few columns wants none
     fallback: CallPlan | None = None
     for outputs in alone.values():
         reference = [y[:, 0].copy() for y in outputs]
@@ -114,7 +116,7 @@ def probe_calls(
         usable = sorted((run for run in runs if 2 * run.count >= run.width), key=lambda run: run.count)
         digest = hashlib.sha256(b"".join(y.tobytes() for y in reference)).digest()
         plan = CallPlan(tuple(whole), tuple(usable), digest)
-        if any(run.width > max(alone_widths) for run in usable) or not beside_widths:
+        if any(run.width > max(alone_widths) for run in usable) or not is_wide_wanted:
             return plan
         fallback = fallback or plan
     if fallback is None:

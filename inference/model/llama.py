@@ -8,6 +8,7 @@ of sequences beyond what ForwardBatch says, and nothing of caching or sampling.
 from __future__ import annotations
 
 import hashlib
+import time
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
@@ -22,10 +23,11 @@ from inference.config import ModelConfig
 from inference.formats.base import ModelFile
 from inference.kernels.attention import AttentionJob, Context, attend, attention_shapes
 from inference.kernels.blas import Blas, num_cores
-from inference.kernels.call_plan import Lanes, MatmulShape, fit_lanes, probe_calls, split_columns
+from inference.kernels.call_plan import ALONE_WIDTHS, Lanes, MatmulShape, fit_lanes, probe_calls, split_columns
 from inference.kernels.kv_storage import KVStorage
 from inference.kernels.reference import RopeTable, rms_norm, rotate, silu_multiply
 from inference.kernels.scratch import Scratch
+from inference.kernels.thread_choice import ThreadChoice
 from inference.types import F32, I64, ForwardBatch
 
 
@@ -95,6 +97,16 @@ class LlamaWeights:
 
 
 @dataclass(frozen=True, slots=True)
+class _Calls:
+    """The calls open to a step, and how many BLAS threads each of them runs on."""
+
+    num_threads: int
+    linear: tuple[Lanes, ...]
+    attention: tuple[Lanes, ...]
+    head: tuple[Lanes, ...]
+
+
+@dataclass(frozen=True, slots=True)
 class _Block:
     """Columns that go through the layers together: tokens start .. start + count - 1 of the batch, in `lanes`."""
 
@@ -118,29 +130,39 @@ class LlamaModel:
 
     kernel_tier = kernels.active
 
-    def __init__(self, model_file: ModelFile, *, num_threads: int, on_progress: Callable[[float], None]) -> None:
+    def __init__(
+        self,
+        model_file: ModelFile,
+        *,
+        num_threads: int,
+        on_progress: Callable[[float], None],
+        clock: Callable[[], float] = time.perf_counter,
+    ) -> None:
         self.config: ModelConfig = model_file.config
         self._weights = LlamaWeights.read(model_file, on_progress)
         self.num_parameters = self._weights.num_parameters
         self._rope = RopeTable(self.config.head_dim, self.config.rope_theta)
         self._blas = Blas()
         self._num_threads = num_threads or num_cores()
-        self._probe()
+        self._clock = clock
+        self._thread_choice = ThreadChoice(self._num_threads)
+        arithmetic = self._probe()
         self._scratches: SimpleQueue[Scratch] = SimpleQueue()
         for _ in range(self._num_threads):
             self._scratches.put(Scratch())
         self._workers = ThreadPoolExecutor(self._num_threads, thread_name_prefix="kernels")
-        self.fingerprint = self._digest(model_file.digest)
+        self.fingerprint = self._digest(model_file.digest, arithmetic)
 
     def new_kv(self, num_blocks: int, block_size: int) -> KVStorage:
         config = self.config
         return KVStorage(config.num_hidden_layers, config.num_key_value_heads, config.head_dim, num_blocks, block_size)
 
     def forward(self, batch: ForwardBatch, kv: KVStorage) -> F32:
-        num_tokens = len(batch.token_ids)
-        is_alone = num_tokens <= self._linear.alone[-1].count or not (self._linear.beside and self._attention.beside)
-        self._blas.set_num_threads(self._num_threads if is_alone else 1)
-        blocks = self._blocks(batch, kv.block_size, is_alone)
+        started_at = self._clock()
+        is_small = self._beside is self._alone or len(batch.token_ids) <= self._alone.linear[-1].count
+        calls = self._small_step_calls() if is_small else self._beside
+        self._blas.set_num_threads(calls.num_threads)
+        blocks = self._blocks(batch, kv.block_size, calls, is_small)
         num_layers = len(self._weights.layers)
         for layer in range(num_layers + 1):
             # The second half of a layer and the first half of the next need no other block in between.
@@ -152,18 +174,22 @@ class LlamaModel:
                     if layer < num_layers:
                         self._project(block, layer, kv, scratch)
 
-            self._run_all(run, blocks, is_alone)
-        self._blas.set_num_threads(self._num_threads)
-        return self._logits(batch, blocks)
+            if is_small:
+                for block in blocks:
+                    run(block)
+            else:  # side by side, those with the longest context first
+                list(self._workers.map(run, reversed(blocks)))
+        if not is_small:
+            calls = self._alone
+            self._blas.set_num_threads(calls.num_threads)
+        logits = self._logits(batch, blocks, calls)
+        if is_small:
+            self._thread_choice.record(self._clock() - started_at)
+        return logits
 
-    def _run_all(self, run: Callable[[_Block], None], blocks: list[_Block], is_alone: bool) -> None:
-        """Runs the blocks one after the other on this thread, or side by side, those with the longest context first."""
-        if is_alone or len(blocks) == 1:
-            for block in blocks:
-                run(block)
-            return
-        for _ in self._workers.map(run, reversed(blocks)):
-            pass
+    def _small_step_calls(self) -> _Calls:
+        """All BLAS threads, or one while the cores are busy elsewhere."""
+        return self._alone if self._thread_choice.num_threads == self._alone.num_threads else self._beside
 
     @contextmanager
     def _borrowed_scratch(self) -> Iterator[Scratch]:
@@ -176,39 +202,38 @@ class LlamaModel:
 
     # What a step computes
 
-    def _blocks(self, batch: ForwardBatch, block_size: int, is_alone: bool) -> list[_Block]:
-        """Cuts the batch into blocks, equal ones for the workers when they run side by side."""
+    def _blocks(self, batch: ForwardBatch, block_size: int, calls: _Calls, is_small: bool) -> list[_Block]:
+        """Cuts the batch into blocks, equal ones for the workers unless the step is small."""
         contexts = [
             Context.of(table, int(length), block_size)
             for table, length in zip(batch.block_tables, batch.context_lens, strict=True)
         ]
         num_tokens = len(batch.token_ids)
-        if is_alone:
-            pieces = split_columns(self._linear.alone, num_tokens)
+        if is_small:
+            pieces = split_columns(calls.linear, num_tokens)
         else:
-            most = self._linear.beside[-1].count
+            most = calls.linear[-1].count
             num_blocks = self._num_threads * -(-num_tokens // (self._num_threads * most))
             edges = [num_tokens * index // num_blocks for index in range(num_blocks + 1)]
             pieces = [
-                (start, end - start, fit_lanes(self._linear.beside, end - start))
+                (start, end - start, fit_lanes(calls.linear, end - start))
                 for start, end in pairwise(edges)
                 if end > start
             ]
-        return [self._block(batch, contexts, is_alone, *piece) for piece in pieces]
+        return [self._block(batch, contexts, calls, *piece) for piece in pieces]
 
     def _block(
-        self, batch: ForwardBatch, contexts: list[Context], is_alone: bool, start: int, count: int, lanes: Lanes
+        self, batch: ForwardBatch, contexts: list[Context], calls: _Calls, start: int, count: int, lanes: Lanes
     ) -> _Block:
         config = self.config
         end = start + count
         group = config.num_attention_heads // config.num_key_value_heads
-        options = self._attention.alone if is_alone else self._attention.beside
         jobs = []
         for index, context in enumerate(contexts):
             low, high = max(start, int(batch.query_start[index])), min(end, int(batch.query_start[index + 1]))
             if low < high:
                 column = lanes.first + low - start
-                jobs.append(AttentionJob.of(column, batch.positions[low:high], context, group, options))
+                jobs.append(AttentionJob.of(column, batch.positions[low:high], context, group, calls.attention))
         x = np.zeros((config.hidden_size, lanes.width), np.float32)
         x[:, lanes.first : lanes.first + count] = self._weights.embedding[batch.token_ids[start:end]].T
         rows = (config.num_attention_heads + 2 * config.num_key_value_heads) * config.head_dim
@@ -256,14 +281,14 @@ class LlamaModel:
         np.matmul(weights.down, silu_multiply(gate_up, scratch), out=added)
         np.add(block.x, added, out=block.x)
 
-    def _logits(self, batch: ForwardBatch, blocks: list[_Block]) -> F32:
+    def _logits(self, batch: ForwardBatch, blocks: list[_Block], calls: _Calls) -> F32:
         """Logits (R, V) of the wanted rows only: the head is a quarter of the weights of a small model."""
         config = self.config
         rows = batch.logits_rows
         hidden = np.concatenate([block.x[:, block.columns] for block in blocks], axis=1)[:, rows]  # (C, R)
         logits = np.empty((len(rows), config.vocab_size), np.float32)
         with self._borrowed_scratch() as scratch:
-            for start, count, lanes in split_columns(self._head.alone, len(rows)):
+            for start, count, lanes in split_columns(calls.head, len(rows)):
                 x = scratch.take("x", config.hidden_size, lanes.width)
                 x.fill(0)
                 x[:, lanes.first : lanes.first + count] = hidden[:, start : start + count]
@@ -274,26 +299,30 @@ class LlamaModel:
 
     # Set-up
 
-    def _probe(self) -> None:
-        """Call plans for the products of the layers, of attention and of the head. About 0.3 s for SmolLM2-135M."""
-        config = self.config
+    def _probe(self) -> bytes:
+        """Finds the calls for the products of the layers, of attention and of the head, and returns what names their
+        bits. About 0.3 s for SmolLM2-135M."""
+        config, num_threads = self.config, self._num_threads
         C, I, D = config.hidden_size, config.intermediate_size, config.head_dim
         H, K = config.num_attention_heads, config.num_key_value_heads
-        linear = [MatmulShape((H + 2 * K) * D, C), MatmulShape(C, H * D), MatmulShape(2 * I, C), MatmulShape(C, I)]
-        self._linear = probe_calls(linear, self._blas, self._num_threads)
-        self._attention = probe_calls(attention_shapes(D), self._blas, self._num_threads)
-        head = [MatmulShape(config.vocab_size, C)]
-        self._head = probe_calls(head, self._blas, self._num_threads, beside_widths=())
+        products = [MatmulShape((H + 2 * K) * D, C), MatmulShape(C, H * D), MatmulShape(2 * I, C), MatmulShape(C, I)]
+        linear = probe_calls(products, self._blas, num_threads)
+        attention = probe_calls(attention_shapes(D), self._blas, num_threads)
+        output = [MatmulShape(config.vocab_size, C)]
+        head = probe_calls(output, self._blas, num_threads, beside_widths=ALONE_WIDTHS)
+        self._alone = _Calls(num_threads, linear.alone, attention.alone, head.alone)
+        beside = _Calls(1, linear.beside, attention.beside, head.beside)
+        self._beside = beside if beside.linear and beside.attention and beside.head else self._alone
+        return linear.digest + attention.digest
 
-    def _digest(self, file_digest: str) -> str:
+    def _digest(self, file_digest: str, arithmetic: bytes) -> str:
         """Names everything that the bits of K and V depend on."""
         sample = np.exp(np.linspace(-80, 0, 4096, dtype=np.float32))  # NumPy picks its exp by CPU
         parts = (
             file_digest,
             repr(self.config),
             KVStorage.format_id,
-            self._linear.digest.hex(),
-            self._attention.digest.hex(),
+            arithmetic.hex(),
             hashlib.sha256(sample.tobytes()).hexdigest(),
         )
         return hashlib.sha256("\n".join(parts).encode()).hexdigest()
