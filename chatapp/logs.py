@@ -5,6 +5,9 @@ from __future__ import annotations
 import logging
 import re
 import time
+from types import TracebackType
+
+ExceptionInfo = tuple[type[BaseException], BaseException, TracebackType | None] | tuple[None, None, None]
 
 # C0, DEL, C1, the line and paragraph separators, and what reverses the direction of writing
 _CONTROL = re.compile("[\x00-\x1f\x7f-\x9f\u2028\u2029\u202a-\u202e\u2066-\u2069]")
@@ -22,6 +25,17 @@ class LineFormatter(logging.Formatter):
 
     def format(self, record: logging.LogRecord) -> str:
         return escaped(super().format(record))
+
+    def formatException(self, ei: ExceptionInfo) -> str:  # noqa: N802 -- overrides
+        """Without the DETAIL of PostgreSQL's errors, which quotes the row that was refused: the text of a person."""
+        text = super().formatException(ei)
+        error: BaseException | None = ei[1]
+        while error is not None:
+            detail = getattr(getattr(error, "diag", None), "message_detail", None)
+            if detail:
+                text = text.replace(detail, "(left out)")
+            error = error.__cause__ or error.__context__
+        return text
 
 
 def escaped(text: str) -> str:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import uuid
+from typing import Any
 
 import pytest
 from django.db import IntegrityError
@@ -13,7 +14,7 @@ from chatapp.errors import Conflict, Invalid, NotFound
 from chatapp.models import Conversation, Generation, Message, MessageStatus, Preset, Role, TitleSource, User
 from chatapp.services import turns
 from chatapp.wire import MAX_MESSAGE_CHARS
-from tests.chatapp.rows import NUMBERS, close, send, turn
+from tests.chatapp.rows import NUMBERS, close, long_conversation, send, turn
 
 pytestmark = pytest.mark.django_db
 
@@ -78,6 +79,13 @@ def test_any_text_is_refused_or_stored_exactly(alice: User, text: str) -> None:
         assert not text.strip() or "\x00" in text
     else:
         assert Message.objects.get(id=rows.user_message.id).text == text
+
+
+def test_send_takes_as_many_queries_at_any_length(alice: User, django_assert_num_queries: Any) -> None:
+    for num_messages in (10, 1248):
+        conversation = long_conversation(alice, num_messages)
+        with django_assert_num_queries(9, exact=False):  # conversation, client id, parent, open one, 2 rows, leaf, ends
+            send(alice, conversation=conversation, parent_id=conversation.active_leaf_id)
 
 
 # --- the same send again ----------------------------------------------------------------------------------------------

@@ -14,11 +14,15 @@ from typing import Any
 
 import pytest
 from django.core.exceptions import ImproperlyConfigured
+from django.db import IntegrityError, transaction
 from django.test import Client
+from django.urls import reverse
 from hypothesis import given
 from hypothesis import strategies as st
 
 from chatapp import databases, keys, logs
+from chatapp.models import User
+from tests.chatapp.rows import send
 
 ROOT = Path(__file__).resolve().parent.parent.parent
 
@@ -218,6 +222,35 @@ def test_log_line_of_an_error_is_one_line() -> None:
     line = logs.LineFormatter().format(record)
     assert "\n" not in line
     assert "ValueError: a\\r\\nb\\x1b[31m" in line
+
+
+@pytest.mark.django_db
+def test_log_of_a_refused_row_does_not_quote_the_row(alice: User) -> None:
+    question = send(alice, " ".join(["My", "secret"])).user_message  # a traceback quotes source lines
+    question.status = "failed"
+    try:
+        with transaction.atomic():
+            question.save()
+    except IntegrityError:
+        record = logging.LogRecord("x", logging.ERROR, "f", 1, "refused", (), sys.exc_info())
+    line = logs.LineFormatter().format(record)
+    assert "message_user_is_done" in line
+    assert "My secret" not in line
+
+
+# --- language ---------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.django_db
+@pytest.mark.parametrize(("chosen", "shown"), [("", "en"), ("zh-hans", "zh-hans"), ("tlh", "en")])
+def test_language_of_the_account_goes_before_that_of_the_browser(
+    alice: User, client: Client, chosen: str, shown: str
+) -> None:
+    alice.language = chosen
+    alice.save()
+    client.force_login(alice)
+    answer = client.get(reverse("settings"), headers={"Accept-Language": "en"})
+    assert answer.headers["Content-Language"] == shown
 
 
 # --- headers ----------------------------------------------------------------------------------------------------------
