@@ -3,7 +3,9 @@
 The template decides what stands around the messages; it never decides what a message becomes. Text is encoded as plain
 text, ids are taken over as they are, and control tokens come from the template alone (see sealing and sandbox).
 For text in which no control token is spelled out, the ids are those of the reference implementation: render the whole
-conversation, then encode it with control tokens recognised.
+conversation, then encode it with control tokens recognised. One thing differs for replies that come as ids: in front of
+them stands what stood there when they were generated. Some templates would write something else there afterwards (a
+line break more, an empty thought less), and nothing behind it could be reused.
 """
 
 from __future__ import annotations
@@ -44,7 +46,7 @@ class ChatTemplate:
 
     stop_token_ids    end a reply: the file's end tokens, and whatever the template itself writes after a reply
     is_prefix_stable  the prompt of a turn plus its reply begins the prompt of the next turn, so that it can be reused;
-                      false for templates that write other text before a reply now than before the same reply later
+                      false for templates that write differently about a message once others have followed
     fingerprint       hex; changes when the same messages would give other ids
 
     Raises TemplateError when the template does not compile or fails on a plain conversation, and when there is none and
@@ -60,12 +62,14 @@ class ChatTemplate:
         self._tokenizer = tokenizer
         self._sandbox = Sandbox(source)
         self._sealer = Sealer(tokenizer.controls)
+        self._reply_header, self._generation_prompt = "", ""
         self._control_ids = {
             token: EncodedSpan(np.array([token], np.int32), ()) for token in tokenizer.special_tokens.values()
         }
         self._heads: SpanCache[tuple[str, ...], I32] = SpanCache(MAX_CACHED_HEAD_CHARS, lambda key: len("".join(key)))
         facts = f"{BUILDER_VERSION}\0{tokenizer.fingerprint}\0{source}"
         self.fingerprint: str = hashlib.sha256(facts.encode()).hexdigest()
+        self._reply_header, self._generation_prompt = self._find_headers()
         self.stop_token_ids: tuple[int, ...] = self._find_stop_token_ids()
         self.is_prefix_stable: bool = self._probe_prefix()
 
@@ -112,12 +116,13 @@ class ChatTemplate:
         rendered = self._render(messages, contents, add_generation_prompt)
         layout = self._render(messages, marks(seals.mark, len(messages)), add_generation_prompt)
         ranges = locate(rendered, contents, layout, seals.mark)
-        draft, places = self._draft(rendered, ranges, seals)
+        is_reply = [message.token_ids is not None and message.role == "assistant" for message in messages]
+        draft, places = self._draft(rendered, ranges, is_reply, seals)
         encoded = draft.encode(self._tokenizer)
         return encoded.ids, tuple(encoded.token_range(start, stop) for start, stop in places)
 
     def _draft(
-        self, rendered: str, ranges: Sequence[tuple[int, int]], seals: Seals
+        self, rendered: str, ranges: Sequence[tuple[int, int]], is_reply: Sequence[bool], seals: Seals
     ) -> tuple[Draft, list[tuple[Place, Place]]]:
         """Split the rendered text at control tokens and seals; note where in the draft the messages come to lie.
 
@@ -130,6 +135,8 @@ class ChatTemplate:
         for index in sorted(range(len(ranges)), key=ranges.__getitem__):
             start, stop = ranges[index]
             gap = rendered[position:start]
+            if is_reply[index] and gap.endswith(self._reply_header):
+                gap = gap.removesuffix(self._reply_header) + self._generation_prompt
             if gap not in gaps:
                 gaps[gap] = seals.cut(gap)
             self._add(draft, gaps[gap])
@@ -169,6 +176,17 @@ class ChatTemplate:
         while num_public and int(ids[num_public - 1]) not in self._control_ids:
             num_public -= 1
         return ids[:num_public]
+
+    def _find_headers(self) -> tuple[str, str]:
+        """What the template writes in front of a reply that is there, and in front of one that is to be generated."""
+        mark = self._sealer.open_seals((), self.source).mark
+        conversation = [ChatMessage("user", mark), ChatMessage("assistant", mark)]
+        ended = self.render(conversation[:1], add_generation_prompt=False).partition(mark)[2]
+        asked = self.render(conversation[:1], add_generation_prompt=True).partition(mark)[2]
+        answered = self.render(conversation, add_generation_prompt=False).partition(mark)[2].partition(mark)[0]
+        if not asked.startswith(ended) or not answered.startswith(ended):
+            return "", ""  # the template ends a last message in a way of its own: is_prefix_stable will say so
+        return answered.removeprefix(ended), asked.removeprefix(ended)
 
     def _find_stop_token_ids(self) -> tuple[int, ...]:
         conversation = [ChatMessage("user", "1"), ChatMessage("assistant", "", PROBE_IDS)]
