@@ -76,11 +76,13 @@ function opened() {
   clearTimeout(bannerTimer);
   if (!byId("banner").hidden) announce(gettext("The connection is back"));
   byId("banner").hidden = true;
+  byId("shell").dataset.connection = "open";
   conversation.opened(!hasBeenOpen);
   hasBeenOpen = true;
 }
 
 function waiting(delayMs) {
+  byId("shell").dataset.connection = "lost";
   conversation.lost();
   clearTimeout(bannerTimer);
   const text = fill(gettext("No connection to the server. Trying again in %(n)s s; you can go on writing."), { n: Math.max(1, Math.round(delayMs / 1000)) });

@@ -115,6 +115,7 @@ export class Conversation {
   // --- the line
 
   opened(isFirst) {
+    if (!isFirst) this.model.refresh(); // the server may be another one than before
     this.#keep(outbox.allWaiting(this.entries));
     if (this.isStored) {
       this.#watch();
@@ -337,7 +338,8 @@ export class Conversation {
     if (!hasMoreAbove) this.#setOlder(older);
     for (const [id, turn] of this.#turns) {
       const article = this.transcript.get(id);
-      if (article) message.paint(article, turn, [...turn.blocks.keys()]);
+      if (article?.classList.contains("is-open")) message.paint(article, turn, [...turn.blocks.keys()]);
+      else if (article) this.#turns.delete(id); // it ended while the line was down
     }
     this.#showRunning();
     this.follower.pin();

@@ -7,11 +7,9 @@ const openers = new WeakMap();
 export function placePopovers() {
   for (const popover of document.querySelectorAll("[popover]")) {
     popover.addEventListener("toggle", (event) => {
-      const isOpen = event.newState === "open";
       const opener = openers.get(popover) ?? document.querySelector(`[popovertarget="${popover.id}"]`);
-      opener?.setAttribute("aria-expanded", String(isOpen));
-      if (isOpen && opener) place(popover, opener);
-      if (isOpen && popover.role === "menu") itemsOf(popover)[0]?.focus();
+      if (event.newState === "open") opened(popover, opener);
+      else opener.setAttribute("aria-expanded", "false");
     });
     if (popover.role === "menu") popover.addEventListener("keydown", (event) => moveInMenu(popover, event));
   }
@@ -24,6 +22,13 @@ export function openNextTo(popover, opener) {
   if (isSame) return;
   openers.set(popover, opener);
   popover.showPopover({ source: opener });
+  opened(popover, opener); // at once: the toggle event comes later, and a key may be pressed before it
+}
+
+function opened(popover, opener) {
+  opener.setAttribute("aria-expanded", "true");
+  place(popover, opener);
+  if (popover.role === "menu" && !popover.contains(document.activeElement)) itemsOf(popover)[0].focus();
 }
 
 function place(popover, opener) {
