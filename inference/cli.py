@@ -22,14 +22,17 @@ from inference.types import ChatMessage, FinishedEvent, FinishReason, Request, S
 DEFAULT_MODEL = Path("var/models/SmolLM2-135M-Instruct.Q4_1.gguf")
 
 
-def build_request(engine: LLMEngine, options: argparse.Namespace) -> Request:
-    """The request that the options describe. Raises ValueError for a value out of its range, InferenceError for a
-    prompt that cannot be built."""
-    sampling = SamplingParams(
+def build_sampling(options: argparse.Namespace) -> SamplingParams:
+    """How tokens are chosen; draws a seed when none was given. Raises ValueError for a value out of its range."""
+    return SamplingParams(
         temperature=options.temperature,
         max_tokens=options.max_tokens,
         seed=random.SystemRandom().getrandbits(31) if options.seed is None else options.seed,
     )
+
+
+def build_request(engine: LLMEngine, options: argparse.Namespace, sampling: SamplingParams) -> Request:
+    """The request that the options describe. Raises InferenceError for a prompt that cannot be built."""
     if options.raw:
         ids = np.array(engine.tokenizer.encode(options.prompt), np.int32)
         return Request("cli", ids, sampling, stop_token_ids=engine.tokenizer.eos_token_ids)
@@ -74,8 +77,9 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser.add_argument("--raw", action="store_true", help="complete the text as it is, without the chat template")
     options = parser.parse_args(arguments)
     try:
+        sampling = build_sampling(options)
         engine = load_engine(options.model, EngineConfig(num_threads=options.threads, max_running=1))
-        request = build_request(engine, options)
+        request = build_request(engine, options, sampling)
         finished = stream_reply(engine, request)
     except (InferenceError, ValueError) as error:
         print(f"error: {error}", file=sys.stderr)
@@ -86,7 +90,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     if finished.finish_reason == FinishReason.ERROR:
         print(f"error: {finished.error}", file=sys.stderr)
         return 1
-    print(summary(finished, request.sampling.seed), file=sys.stderr)
+    print(summary(finished, sampling.seed), file=sys.stderr)
     return 0
 
 

@@ -180,7 +180,7 @@ class LlamaModel:
             else:  # side by side, those with the longest context first
                 list(self._workers.map(run, reversed(blocks)))
         if not is_small:
-            calls = self._alone
+            calls = self._small_step_calls()  # few rows, whatever the step was
             self._blas.set_num_threads(calls.num_threads)
         logits = self._logits(batch, blocks, calls)
         if is_small:

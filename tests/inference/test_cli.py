@@ -38,18 +38,31 @@ def test_raw_completes_the_text_itself(model_path: Path, capsys: pytest.CaptureF
     assert "5 prompt tokens" in captured.err
 
 
-@pytest.mark.model
 @pytest.mark.parametrize(
     ("arguments", "problem"),
     [
-        (["hello", "--temperature", "9"], "temperature is 9.0, legal are 0.0 to 5.0"),
-        (["hello", "--max-tokens", "0"], "max_tokens is 0"),
-        (["", "--raw"], "prompt"),
-        (["word " * 9000], "the window holds 8192"),
+        (["--temperature", "9"], "temperature is 9.0, legal are 0.0 to 5.0"),
+        (["--max-tokens", "0"], "max_tokens is 0"),
     ],
-    ids=["temperature", "max-tokens", "empty", "too long"],
+    ids=["temperature", "max-tokens"],
 )
-def test_what_cannot_be_asked_is_refused_in_one_line(
+def test_an_option_out_of_range_is_refused_before_anything_is_loaded(
+    capsys: pytest.CaptureFixture[str], arguments: list[str], problem: str
+) -> None:
+    assert cli.main(["hello", *arguments, "--model", "no such model"]) == 2
+    captured = capsys.readouterr()
+    assert captured.out == ""
+    assert captured.err.startswith("error: ")
+    assert problem in captured.err
+
+
+@pytest.mark.model
+@pytest.mark.parametrize(
+    ("arguments", "problem"),
+    [(["", "--raw"], "prompt"), (["word " * 9000], "the window holds 8192")],
+    ids=["empty", "too long"],
+)
+def test_a_prompt_that_cannot_be_answered_is_refused_in_one_line(
     model_path: Path, capsys: pytest.CaptureFixture[str], arguments: list[str], problem: str
 ) -> None:
     assert cli.main([*arguments, "--model", str(model_path)]) == 2
