@@ -157,6 +157,7 @@ class LLMEngine:
             self._refresh_stats()
 
     def cancel_all(self) -> None:
+        """End every request, as cancel() does."""
         for request_id in list(self._sequences):
             self.cancel(request_id)
 

@@ -144,7 +144,7 @@ class Worker:
             engine.add_request(request, submitted_at=submitted_at)
         except Exception as error:  # a request that check_request() has let through must not take the others with it
             logger.exception("request %s could not be added", request.request_id)
-            self._deliver(engine, [_failure(request.request_id, f"the request makes no sense: {error}")])
+            self._deliver(engine, [_end_of(request.request_id, f"the request makes no sense: {error}")])
 
     def _purge(self, tag: str, engine: LLMEngine) -> None:
         logger.info("purged %d blocks of %s", engine.purge(tag), tag)
@@ -174,10 +174,12 @@ class Worker:
             callbacks, self._callbacks = self._callbacks, {}
         for request_id, on_event in callbacks.items():
             try:
-                on_event(_failure(request_id, problem or "the engine is stopped"))
+                on_event(_end_of(request_id, problem))
             except Exception:
                 logger.exception("the receiver of request %s has failed", request_id)
 
 
-def _failure(request_id: str, problem: str) -> FinishedEvent:
-    return FinishedEvent(request_id, FinishReason.ERROR, RequestStats(), error=problem)
+def _end_of(request_id: str, problem: str) -> FinishedEvent:
+    """The end of a request that the engine does not know (any more): an error if there is a problem."""
+    reason = FinishReason.ERROR if problem else FinishReason.CANCELLED
+    return FinishedEvent(request_id, reason, RequestStats(), error=problem)

@@ -23,8 +23,10 @@ class Retention(IntEnum):
 class BlockPool:
     """num_blocks blocks, each either referenced or in exactly one of three lists, by its retention.
 
-    Within a list the block that was released first is reused first. The lists are intrusive: two arrays of links, where
-    index num_blocks + retention is the sentinel of a list.
+    Of the cached blocks, the one that was released first is reused first. Of the empty ones it is the one that was
+    released last: its memory is warm, and a sequence that gives its last block first leaves ascending ids, which
+    attention reads as one piece. The lists are intrusive: two arrays of links, where index num_blocks + retention is
+    the sentinel of a list.
 
     on_reset(block_id) is called when the contents of an unreferenced block cease to count: before a cached block is
     handed out anew, and when a block without retention is released.
@@ -40,8 +42,8 @@ class BlockPool:
         num_links = num_blocks + len(Retention)
         self._next = np.arange(num_links, dtype=np.int32)  # a sentinel that is its own neighbour: an empty list
         self._prev = np.arange(num_links, dtype=np.int32)
-        for block_id in range(num_blocks):
-            self._append(block_id)
+        for block_id in reversed(range(num_blocks)):
+            self._insert(block_id)
 
     @property
     def num_available(self) -> int:
@@ -94,7 +96,7 @@ class BlockPool:
             if self.ref_count[block_id] == 0:
                 if self.retention[block_id] == Retention.NONE:
                     self._on_reset(block_id)
-                self._append(block_id)
+                self._insert(block_id)
 
     def retain(self, block_id: int, retention: Retention) -> None:
         """Set the retention of a referenced block."""
@@ -109,7 +111,7 @@ class BlockPool:
         self._remove(block_id)
         self.retention[block_id] = Retention.NONE
         self._on_reset(block_id)
-        self._append(block_id)
+        self._insert(block_id)
 
     def in_reuse_order(self) -> Iterator[int]:
         """The unreferenced blocks, the next to be handed out first."""
@@ -138,14 +140,14 @@ class BlockPool:
             assert num_seen == self._num_listed[retention]
         assert self.num_used == int((self.ref_count > 0).sum()), "an unreferenced block is in no list"
 
-    def _append(self, block_id: int) -> None:
+    def _insert(self, block_id: int) -> None:
+        """Put a block into the list of its retention: in front if empty, at the end if cached."""
         retention = int(self.retention[block_id])
         sentinel = self.num_blocks + retention
-        last = self._prev[sentinel]
-        self._next[last] = block_id
-        self._prev[block_id] = last
-        self._next[block_id] = sentinel
-        self._prev[sentinel] = block_id
+        previous = sentinel if retention == Retention.NONE else self._prev[sentinel]
+        following = self._next[previous]
+        self._next[previous] = self._prev[following] = block_id
+        self._prev[block_id], self._next[block_id] = previous, following
         self._num_listed[retention] += 1
 
     def _remove(self, block_id: int) -> None:

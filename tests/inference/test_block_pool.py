@@ -28,9 +28,9 @@ def test_empty_blocks_go_before_cached_ones_and_those_before_low_retention():
     pool.retain(a, Retention.NORMAL)
     pool.retain(b, Retention.LOW)
     pool.free([a, b, c, d])
-    assert list(pool.in_reuse_order()) == [c, d, b, a]
+    assert list(pool.in_reuse_order()) == [d, c, b, a]
     assert resets == [c, d]
-    assert pool.allocate(4) == [c, d, b, a]
+    assert pool.allocate(4) == [d, c, b, a]
     assert resets == [c, d, b, a]
     assert pool.num_evicted == 2
 
@@ -44,6 +44,13 @@ def test_cached_blocks_are_evicted_in_order_of_release_and_a_touch_renews():
     pool.touch([c])
     pool.free([c])
     assert list(pool.in_reuse_order()) == [b, a, c]
+
+
+def test_released_sequence_leaves_its_blocks_in_ascending_order():
+    pool, _ = make_pool(6)
+    table = pool.allocate(4)
+    pool.free(table[::-1])
+    assert pool.allocate(6) == [0, 1, 2, 3, 4, 5]
 
 
 def test_shared_block_is_released_with_its_last_reference():
@@ -124,7 +131,7 @@ class PoolMachine(RuleBasedStateMachine):
         block_id = data.draw(st.sampled_from([b for b, refs in self.refs.items() if refs]))
         self.refs[block_id] -= 1
         if self.refs[block_id] == 0:
-            self.lists[self.retention[block_id]].append(block_id)
+            self.put(block_id)
         self.pool.free([block_id])
 
     @precondition(lambda self: any(self.refs.values()))
@@ -138,9 +145,14 @@ class PoolMachine(RuleBasedStateMachine):
     def drop(self, block_id):
         if self.refs[block_id] == 0:
             self.lists[self.retention[block_id]].remove(block_id)
-            self.lists[0].append(block_id)
         self.retention[block_id] = 0
+        if self.refs[block_id] == 0:
+            self.put(block_id)
         self.pool.drop(block_id)
+
+    def put(self, block_id):
+        blocks = self.lists[self.retention[block_id]]
+        blocks.insert(len(blocks) if self.retention[block_id] else 0, block_id)
 
     @invariant()
     def agrees(self):
