@@ -228,6 +228,8 @@ def _checked(rows: TurnRows, check: Check | None) -> TurnRows:
 
 def _conversation_begin(user: User, conversation_id: UUID, text: str, preset_id: UUID | None) -> None:
     """The conversation with its preset's values, unless the id is taken: whose it then is, the next read finds out."""
+    if Conversation.objects.filter(id=conversation_id).exists():
+        return  # sent again, perhaps after its preset was deleted
     preset = selectors.preset_get(user, preset_id)
     model = llm.status().model
     conversation = Conversation(

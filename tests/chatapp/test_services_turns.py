@@ -113,6 +113,14 @@ def test_same_send_after_a_regeneration_gives_the_first_reply(alice: User) -> No
     assert again.assistant_message == first.assistant_message
 
 
+def test_same_send_after_its_preset_was_deleted_gives_the_same_rows(alice: User) -> None:
+    preset = Preset.objects.create(name="Short-lived", owner=alice)
+    key = {"client_id": uuid.uuid4(), "conversation_id": uuid.uuid4(), "preset_id": preset.id}
+    first = send(alice, **key)
+    preset.delete()
+    assert send(alice, **key).assistant_message == first.assistant_message
+
+
 def test_same_client_id_for_another_text_is_a_conflict(alice: User) -> None:
     client_id = uuid.uuid4()
     rows = turn(alice, client_id=client_id)

@@ -15,7 +15,6 @@ from chatapp import databases
 from chatapp.errors import NotFound, StorageUnavailable
 from chatapp.storage import translated
 
-
 pytestmark = pytest.mark.django_db
 
 
