@@ -123,6 +123,7 @@ class ProgressEvent:
     """A request reached a stage, or went on inside it.
 
     queued: position (0 is next). reading: num_done of num_total prompt tokens have KV (reused ones count as done).
+    A preempted request passes through the stages again; num_total then counts what it has written, too.
     """
 
     request_id: str
