@@ -15,7 +15,8 @@ BASE_WORK = 300_000  # one unit is one loop pass, call or list item, or 16 chara
 WORK_PER_MESSAGE = 500
 WORK_PER_CHAR = 1
 CHARS_PER_UNIT = 16
-BASE_CHARS = 1 << 18  # no string, and no output, may be longer than this plus four times the input
+BASE_CHARS = 1 << 18  # no string, and no output, may be longer than this plus four times the input ...
+CHARS_PER_MESSAGE = 1 << 10  # ... plus this for what stands around each message
 MAX_INTEGER_BITS = 1 << 12
 BUDGET_KEY = "budget of this rendering"  # has spaces, so no template can name it
 
@@ -29,7 +30,7 @@ class Budget:
 
     def __init__(self, *, num_messages: int, num_chars: int) -> None:
         self.work = BASE_WORK + WORK_PER_MESSAGE * num_messages + WORK_PER_CHAR * num_chars
-        self.max_chars = BASE_CHARS + 4 * num_chars
+        self.max_chars = BASE_CHARS + CHARS_PER_MESSAGE * num_messages + 4 * num_chars
         self.output_chars = self.max_chars  # over everything written, captured blocks and macros included
 
     def charge(self, work: int) -> None:

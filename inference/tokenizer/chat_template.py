@@ -19,7 +19,7 @@ import numpy as np
 
 from inference.errors import TemplateError
 from inference.tokenizer.draft import Draft, Place
-from inference.tokenizer.layout import locate, marks
+from inference.tokenizer.layout import Layout, locate, marks, split_marks
 from inference.tokenizer.sandbox import Sandbox
 from inference.tokenizer.sealing import Piece, Sealer, Seals
 from inference.tokenizer.span_cache import SpanCache
@@ -109,51 +109,53 @@ class ChatTemplate:
         """Ids, and the token range of each message."""
         texts = [message.content for message in messages if message.token_ids is None]
         seals = self._sealer.open_seals(texts, self.source)
-        contents = [
-            seals.seal_text(message.content) if message.token_ids is None else seals.seal(message.token_ids)
-            for message in messages
-        ]
-        rendered = self._render(messages, contents, add_generation_prompt)
-        layout = self._render(messages, marks(seals.mark, len(messages)), add_generation_prompt)
-        ranges = locate(rendered, contents, layout, seals.mark)
-        is_reply = [message.token_ids is not None and message.role == "assistant" for message in messages]
-        draft, places = self._draft(rendered, ranges, is_reply, seals)
+        rendered_marks = self._render(messages, marks(seals.mark, len(messages)), add_generation_prompt)
+        layout = split_marks(rendered_marks, seals.mark)
+        if not self._sandbox.is_transparent:
+            contents = [
+                seals.seal_text(message.content) if message.token_ids is None else seals.seal(message.token_ids)
+                for message in messages
+            ]
+            layout = locate(self._render(messages, contents, add_generation_prompt), contents, layout)
+        draft, places = self._draft(messages, layout, seals)
         encoded = draft.encode(self._tokenizer)
         return encoded.ids, tuple(encoded.token_range(start, stop) for start, stop in places)
 
     def _draft(
-        self, rendered: str, ranges: Sequence[tuple[int, int]], is_reply: Sequence[bool], seals: Seals
+        self, messages: Sequence[ChatMessage], layout: Layout, seals: Seals
     ) -> tuple[Draft, list[tuple[Place, Place]]]:
-        """Split the rendered text at control tokens and seals; note where in the draft the messages come to lie.
+        """Put template and messages together; note where in the draft the messages come to lie.
 
         Control tokens are looked for between the messages only. There are few kinds of such gaps, so each is cut once.
         """
         draft = Draft()
-        places = [(Place(0, 0), Place(0, 0))] * len(ranges)
+        places: dict[int, tuple[Place, Place]] = {}
         gaps: dict[str, list[Piece]] = {}
-        position = 0
-        for index in sorted(range(len(ranges)), key=ranges.__getitem__):
-            start, stop = ranges[index]
-            gap = rendered[position:start]
-            if is_reply[index] and gap.endswith(self._reply_header):
+        for gap, number, content in layout.parts:
+            message = messages[number]
+            if message.token_ids is not None and message.role == "assistant" and gap.endswith(self._reply_header):
                 gap = gap.removesuffix(self._reply_header) + self._generation_prompt
             if gap not in gaps:
                 gaps[gap] = seals.cut(gap)
             self._add(draft, gaps[gap])
-            content = seals.open(rendered[start:stop])
-            begin = draft.end(before_text=not content or not isinstance(content[0].original, tuple))
-            self._add(draft, content)
-            places[index] = (begin, draft.end(before_text=True) if content else begin)
-            position = stop
-        self._add(draft, seals.cut(rendered[position:]))
-        return draft, places
+            begin = draft.end(before_text=message.token_ids is None)
+            if not self._sandbox.is_transparent:
+                self._add(draft, seals.open(content))
+            elif message.token_ids is None:
+                draft.add_text(message.content)
+            else:
+                draft.add_ids(_known(message.token_ids))
+            places.setdefault(number, (begin, draft.end(before_text=True)))
+        self._add(draft, seals.cut(layout.tail))
+        nowhere = (Place(0, 0), Place(0, 0))
+        return draft, [places.get(number, nowhere) for number in range(len(messages))]
 
     def _add(self, draft: Draft, pieces: list[Piece]) -> None:
         for control, original, text in pieces:
             if control is not None:
                 draft.add_control(control, self._control_ids[control.token_id])
             elif isinstance(original, tuple):
-                draft.add_ids(EncodedSpan(np.array(original, np.int32), ()))
+                draft.add_ids(_known(original))
             else:
                 draft.add_text(text if original is None else original)
 
@@ -205,3 +207,7 @@ class ChatTemplate:
         then, _ = self._assemble(later, True)
         kept = np.concatenate([now, np.array(PROBE_IDS, np.int32)])
         return np.array_equal(then[: len(kept)], kept)
+
+
+def _known(ids: Sequence[int]) -> EncodedSpan:
+    return EncodedSpan(np.array(ids, np.int32), ())

@@ -1,14 +1,30 @@
 """Find where each message's content lies in a rendered conversation.
 
-The template is also rendered with a mark in place of every content. What stands between the marks is the template's own
-text; it must reappear around the contents, which are read off between it. Guessing by searching would take the word
-"user" in a message for the one in its role header.
+The template is rendered with a mark in place of every content; what stands between the marks is the template's own.
+Where the template looks at contents it is rendered with them as well, and its own text must reappear around them.
+Searching for the contents instead would take the word "user" in a message for the one in its role header.
 """
 
 from __future__ import annotations
 
 import re
 from collections.abc import Sequence
+from typing import NamedTuple
+
+
+class Part(NamedTuple):
+    """What the template wrote since the content before, whose content comes next, and how it is written."""
+
+    gap: str
+    number: int  # of the message
+    content: str = ""
+
+
+class Layout(NamedTuple):
+    """A rendered conversation: parts in the order of the text, then what the template wrote after the last one."""
+
+    parts: list[Part]
+    tail: str
 
 
 def marks(mark: str, num_messages: int) -> list[str]:
@@ -16,28 +32,27 @@ def marks(mark: str, num_messages: int) -> list[str]:
     return [f"{mark}{index}{mark}" for index in range(num_messages)]
 
 
-def locate(rendered: str, contents: Sequence[str], layout: str, mark: str) -> list[tuple[int, int]]:
-    """Character range in `rendered` of each message's content; where the template trims it, of what is left.
+def split_marks(rendered_marks: str, mark: str) -> Layout:
+    """Cut the rendering of marks() at its marks. Contents are left empty."""
+    pieces = re.split(f"{mark}([0-9]+){mark}", rendered_marks)  # gap, index, gap, index, ..., tail
+    gaps_and_indices = zip(pieces[:-1:2], pieces[1::2], strict=True)
+    return Layout([Part(gap, int(index)) for gap, index in gaps_and_indices], pieces[-1])
 
-    `layout` is the rendering of marks(). A content that the template rewrites gets all that stands in its place, one
-    that it leaves out an empty range. Of one that it repeats, the first place counts.
+
+def locate(rendered: str, contents: Sequence[str], layout: Layout) -> Layout:
+    """The same parts found in `rendered`, with the contents as they stand there: trimmed, where the template trims.
+
+    A content that the template rewrites is all that stands in its place.
     """
-    places: dict[int, tuple[int, int]] = {}
-    # literal, index, literal, index, ..., literal
-    parts = re.split(f"{mark}([0-9]+){mark}", layout)
-    position = len(parts[0]) if rendered.startswith(parts[0]) else 0
-    for index_text, following in zip(parts[1::2], parts[2::2], strict=True):
-        index = int(index_text)
-        stop = _content_stop(rendered, position, contents[index], following)
-        places.setdefault(index, (position, stop))
-        position = stop + len(following)
-    position = 0
-    found = []
-    for index in range(len(contents)):
-        place = places.get(index, (position, position))
-        found.append(place)
-        position = place[1]
-    return found
+    parts: list[Part] = []
+    following = [*(part.gap for part in layout.parts[1:]), layout.tail]
+    end = 0  # of the last content
+    for part, after in zip(layout.parts, following, strict=True):
+        start = end + len(part.gap) if rendered.startswith(part.gap, end) else end
+        stop = _content_stop(rendered, start, contents[part.number], after)
+        parts.append(Part(rendered[end:start], part.number, rendered[start:stop]))
+        end = stop
+    return Layout(parts, rendered[end:])
 
 
 def _content_stop(rendered: str, start: int, content: str, following: str) -> int:

@@ -21,7 +21,7 @@ from jinja2.utils import Cycler, Joiner, Namespace
 from inference.errors import TemplateError
 from inference.tokenizer.budget import BUDGET_KEY, MAX_INTEGER_BITS, Budget, BudgetExceeded, budget_of
 from inference.tokenizer.sandbox_filters import SAFE_FILTERS, SAFE_TESTS, finalize, joined, replaced
-from inference.tokenizer.sandbox_tree import weave
+from inference.tokenizer.sandbox_tree import is_transparent, weave
 
 MAX_SOURCE_CHARS = 1 << 17
 FILE_NAME = "<chat template>"
@@ -46,6 +46,9 @@ SAFE_ATTRIBUTES: dict[type, frozenset[str]] = {
 class Sandbox:
     """One compiled template. render() may be called from several threads.
 
+    is_transparent: contents are written out as they are and never looked at, so that rendering any other contents tells
+    what stands around these.
+
     As in the reference implementation: trim_blocks, lstrip_blocks, loop controls, `generation` blocks,
     `raise_exception`, `tojson` without HTML escapes. `strftime_now` is not offered: what was sent must be replayed, and
     a date in front of the history would change every day. Templates that ask whether it is defined have a fixed date.
@@ -56,7 +59,9 @@ class Sandbox:
             raise TemplateError(f"{len(source)} characters, at most {MAX_SOURCE_CHARS} are allowed")
         environment = _Environment()
         try:
-            code = environment.compile(weave(environment.parse(source)), FILE_NAME, FILE_NAME)
+            tree = environment.parse(source)
+            self.is_transparent = is_transparent(tree)  # before weaving, which changes the tree
+            code = environment.compile(weave(tree), FILE_NAME, FILE_NAME)
         except TemplateSyntaxError as error:
             raise TemplateError(error.message or "syntax error", line=error.lineno) from error
         except (SyntaxError, ValueError, RecursionError, MemoryError) as error:  # from Python's own compiler

@@ -1,6 +1,7 @@
-"""Weave charges into a parsed template: in front of everything that repeats, grows or compares.
+"""The syntax tree of a template: weave charges into it; tell whether it looks at what messages say.
 
-Rewrites the syntax tree in place. The charges themselves are the filters named <...> in sandbox_filters.
+weave() puts a charge in front of everything that repeats, grows or compares, rewriting the tree in place. The charges
+themselves are the filters named <...> in sandbox_filters.
 """
 
 from __future__ import annotations
@@ -76,3 +77,57 @@ def _deep(value: nodes.Expr) -> nodes.Expr:
 def _filter(name: str, value: nodes.Node, *args: int) -> nodes.Filter:
     constants = [nodes.Const(arg, lineno=value.lineno) for arg in args]
     return nodes.Filter(value, name, constants, [], None, None, lineno=value.lineno)
+
+
+_CAPTURES = (nodes.Macro, nodes.CallBlock, nodes.FilterBlock, nodes.AssignBlock, nodes.Block, nodes.With)
+_LOOP_FACTS = frozenset(("index", "index0", "revindex", "revindex0", "first", "last", "length"))
+
+
+def is_transparent(tree: nodes.Template) -> bool:
+    """Whether contents of messages go to the output as they are and nowhere else: no test, filter or variable sees one.
+
+    Answers false when in doubt. To be called before weave().
+    """
+    if any(True for _ in tree.find_all(_CAPTURES)):
+        return False
+    parents = {id(child): node for node in (tree, *tree.find_all(nodes.Node)) for child in node.iter_child_nodes()}
+    messages = set()  # names of a single message
+    for loop in tree.find_all(nodes.For):
+        if isinstance(loop.iter, nodes.Name) and loop.iter.name == "messages" and isinstance(loop.target, nodes.Name):
+            messages.add(loop.target.name)
+    return all(_is_harmless(name, parents, messages) for name in tree.find_all(nodes.Name))
+
+
+def _is_harmless(name: nodes.Name, parents: dict[int, nodes.Node], messages: set[str]) -> bool:
+    parent = parents[id(name)]
+    if name.ctx != "load":
+        is_loop_target = isinstance(parent, nodes.For) and parent.target is name
+        is_message = name.name in messages
+        return is_message == is_loop_target if is_message or name.name == "messages" else True
+    if name.name == "loop":
+        return isinstance(parent, nodes.Getattr) and parent.attr in _LOOP_FACTS
+    if name.name == "messages":
+        if isinstance(parent, nodes.For):
+            return parent.iter is name
+        if isinstance(parent, nodes.Filter):
+            return parent.name in ("length", "count")
+        is_one = isinstance(parent, nodes.Getitem) and isinstance(parent.arg, nodes.Const | nodes.Neg)
+        return is_one and _is_harmless_message(parent, parents)
+    return name.name not in messages or _is_harmless_message(name, parents)
+
+
+def _is_harmless_message(message: nodes.Node, parents: dict[int, nodes.Node]) -> bool:
+    """Its role may be used for anything; its content must go to the output, joined with other text at most."""
+    parent = parents[id(message)]
+    if isinstance(parent, nodes.Getattr):
+        field = parent.attr
+    elif isinstance(parent, nodes.Getitem) and parent.node is message and isinstance(parent.arg, nodes.Const):
+        field = parent.arg.value
+    else:
+        return False
+    if field == "role":
+        return True
+    node = parents[id(parent)]
+    while isinstance(node, nodes.Add | nodes.Concat):
+        node = parents[id(node)]
+    return field == "content" and isinstance(node, nodes.Output)

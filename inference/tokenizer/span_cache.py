@@ -23,18 +23,22 @@ class SpanCache(Generic[Key, Value]):
 
     def get_all(self, keys: Sequence[Key], compute: Callable[[list[Key]], list[Value]]) -> list[Value]:
         """The values of the keys; those that are missing are computed in one call, outside the lock."""
-        values = self._values
         with self._lock:
-            found = [values.get(key) for key in keys]
-            for key, value in zip(keys, found, strict=True):
-                if value is not None:
-                    values.move_to_end(key)
+            found = [self._touch(key) for key in keys]
+        if all(value is not None for value in found):
+            return [value for value in found if value is not None]
         missing = list(dict.fromkeys(key for key, value in zip(keys, found, strict=True) if value is None))
-        computed = dict(zip(missing, compute(missing), strict=True)) if missing else {}
+        computed = dict(zip(missing, compute(missing), strict=True))
         with self._lock:
             for key, value in computed.items():
                 self._keep(key, value)
         return [computed[key] if value is None else value for key, value in zip(keys, found, strict=True)]
+
+    def _touch(self, key: Key) -> Value | None:
+        value = self._values.get(key)
+        if value is not None:
+            self._values.move_to_end(key)
+        return value
 
     def _keep(self, key: Key, value: Value) -> None:
         size = self._num_chars(key) + 1

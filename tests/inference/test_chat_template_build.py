@@ -19,6 +19,7 @@ from inference.errors import TemplateError
 from inference.formats.model_file import open_model_file
 from inference.tokenizer.chat_template import CHATML, ChatTemplate
 from inference.tokenizer.detokenizer import Detokenizer
+from inference.tokenizer.sandbox import Sandbox
 from inference.tokenizer.tokenizer import Tokenizer
 from inference.types import ChatMessage
 from tests.inference import tiny_models as tiny
@@ -284,6 +285,63 @@ def test_what_a_template_trims_or_leaves_out_has_a_shorter_span() -> None:
     spans = last_only.build([user("a"), user("hello")]).spans
     assert spans[0][0] == spans[0][1]
     assert spans[1] == (1, 2)
+
+
+@pytest.mark.parametrize("name", ["ChatML", "Zephyr"])
+@settings(max_examples=200, deadline=None)
+@given(
+    messages=st.lists(
+        st.builds(
+            ChatMessage,
+            role=st.sampled_from(["system", "user", "assistant"]),
+            content=hostile | st.text(" \nab", max_size=5),
+            token_ids=st.none() | st.just((50, 2, 51)) | st.just(()),
+        ),
+        min_size=1,
+        max_size=6,
+    ),
+    add_generation_prompt=st.booleans(),
+)
+def test_not_showing_contents_to_a_template_that_ignores_them_changes_nothing(
+    name: str, messages: list[ChatMessage], add_generation_prompt: bool
+) -> None:
+    quick = CHATS[name]
+    careful = ChatTemplate(quick._tokenizer, quick.source)
+    careful._sandbox.is_transparent = False
+    assert quick._sandbox.is_transparent
+    ours, theirs = (chat.build(messages, add_generation_prompt=add_generation_prompt) for chat in (quick, careful))
+    assert ours.ids.tolist() == theirs.ids.tolist()
+    assert ours.spans == theirs.spans
+    assert ours.num_public_tokens == theirs.num_public_tokens
+
+
+LOOKING = [
+    "{% for m in messages %}{{ m.content | trim }}{% endfor %}",
+    "{% for m in messages %}{% if m.content %}x{% endif %}{% endfor %}",
+    "{% for m in messages %}{{ 'x' if 'a' in m.content }}{% endfor %}",
+    "{% for m in messages %}{% set c = m.content %}{{ c }}{% endfor %}",
+    "{% for m in messages %}{{ m.content[1:] }}{% endfor %}",
+    "{% for m in messages %}{{ m.content * 2 }}{% endfor %}",
+    "{% for m in messages %}{{ m.content.strip() }}{% endfor %}",
+    "{% for m in messages %}{{ m['con' + 'tent'] | upper }}{% endfor %}",
+    "{% for m in messages %}{{ m }}{% endfor %}",
+    "{% for m in messages %}{{ loop.previtem.content | upper }}{% endfor %}",
+    "{% for m in messages %}{% filter upper %}{{ m.content }}{% endfilter %}{% endfor %}",
+    "{% for m in messages %}{% set x %}{{ m.content }}{% endset %}{{ x }}{% endfor %}",
+    "{% macro f(m) %}{{ m.content }}{% endmacro %}{% for m in messages %}{{ f(m) }}{% endfor %}",
+    "{% for m in messages[1:] %}{{ m.content | trim }}{% endfor %}",
+    "{% set ms = messages %}{% for m in ms %}{{ m.content | trim }}{% endfor %}",
+    "{% for m in messages | reverse %}{{ m.content | trim }}{% endfor %}",
+    "{% for m in messages %}{% set m = 'x' %}{{ m }}{% endfor %}",
+    "{{ messages[0].content | trim }}",
+    "{{ messages | tojson }}",
+    "{% for k, v in messages[0].items() %}{{ v | trim }}{% endfor %}",
+]
+
+
+@pytest.mark.parametrize("source", LOOKING)
+def test_a_template_that_looks_at_contents_is_shown_them(source: str) -> None:
+    assert not Sandbox(source).is_transparent
 
 
 # --- what is public ---------------------------------------------------------------------------------------------------
