@@ -47,6 +47,11 @@ class Detokenizer:
         self._held = ""  # decoded, and possibly the beginning of a stop string
         self._drops_space = tokenizer.strips_leading_space and not is_continuation
 
+    @property
+    def is_holding(self) -> bool:
+        """Whether something is held back: half a character, or what may begin a stop string."""
+        return bool(self._held or self._decoder.getstate()[0])
+
     def add(self, token_id: int) -> str:
         """Text that may be shown after this token; "" while a character or a possible stop string is incomplete."""
         if self.is_stopped:
