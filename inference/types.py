@@ -135,10 +135,11 @@ class ProgressEvent:
 
 @dataclass(frozen=True, slots=True)
 class TokenEvent:
-    """New output. text may be empty (half a character, or text held back because it may begin a stop string).
+    """A token has been generated. Both fields are empty while half a character, or what may begin a stop string, is held
+    back; then they hold all that has gathered since.
 
-    token_ids run ahead of the text by what is held back, and never hold the stop token. A stop string may still take
-    some of them back: the ids to store are those of FinishedEvent.
+    After each event the ids so far decode to exactly the text so far, and nothing of it is taken back any more: both can
+    be stored at any time. The stop token is never among them.
     """
 
     request_id: str
@@ -151,9 +152,9 @@ class FinishedEvent:
     """The last event of a request, sent exactly once, whatever happened.
 
     text is what had been held back and now belongs to the reply; error is a sentence for a person, "" unless ERROR.
-    token_ids are the ids of the whole reply: they decode to exactly its text (that of all TokenEvents and of this
-    event), so they can be stored and replayed. None when no ids do: the stop string, or a half character that was
-    dropped, began inside a token; the text has to be encoded again.
+    token_ids are the ids of the whole reply, those of all TokenEvents included: they decode to exactly its text, so they
+    can be stored and replayed. None when no ids do: the stop string began inside a token; the text has to be encoded
+    again.
     """
 
     request_id: str

@@ -254,8 +254,8 @@ class LLMEngine:
             self._finish(sequence, FinishReason.STOP)
             return
         sequence.append(token_id)
-        text = sequence.reply.add(token_id)
-        self._events.append(TokenEvent(sequence.request_id, (token_id,), text))
+        token_ids, text = sequence.reply.add(token_id)
+        self._events.append(TokenEvent(sequence.request_id, token_ids, text))
         if sequence.reply.is_stopped:
             self._finish(sequence, FinishReason.STOP)
         elif sequence.is_full:
@@ -268,7 +268,7 @@ class LLMEngine:
         del self._sequences[sequence.request_id]
         if sequence.num_reused is None:
             sequence.last_token_at = self.clock()  # it has waited until now
-        text, token_ids = sequence.reply.finish()
+        token_ids, text = sequence.reply.finish()
         stats = sequence.stats()
         self._stats.record(stats)
         self._events.append(FinishedEvent(sequence.request_id, reason, stats, text, error, token_ids))

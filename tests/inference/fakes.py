@@ -206,8 +206,22 @@ def finished(events: list[Event]) -> FinishedEvent:
     return ends[0]
 
 
-def ids_of(events: list[Event]) -> list[int]:
-    return [token_id for event in events if isinstance(event, TokenEvent) for token_id in event.token_ids]
+def ids_of(events: list[Event]) -> list[int] | None:
+    """The ids of the reply so far; asserts that after every event they decode to exactly its text."""
+    ids: list[int] = []
+    text = ""
+    for event in events:
+        if isinstance(event, TokenEvent):
+            ids += event.token_ids
+            text += event.text
+            assert ByteTokenizer().decode(ids) == text
+        elif isinstance(event, FinishedEvent):
+            if event.token_ids is None:
+                return None
+            assert list(event.token_ids[: len(ids)]) == ids
+            assert ByteTokenizer().decode(event.token_ids) == text + event.text
+            return list(event.token_ids)
+    return ids
 
 
 def text_of(events: list[Event]) -> str:

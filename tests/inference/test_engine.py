@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 from inference.errors import PromptTooLong, QueueFull
-from inference.types import FinishReason, ProgressEvent, Stage
+from inference.types import FinishReason, ProgressEvent, Stage, TokenEvent
 from tests.inference.fakes import (
     EOS,
     MarkerModel,
@@ -149,7 +149,8 @@ def test_stop_string_takes_its_tokens_with_it():
     events = run(make_engine(model), make_request("a", "go?", max_tokens=20, stop=("\nYou:", "zzz")))["a"]
     end = finished(events)
     assert (end.finish_reason, text_of(events), end.token_ids) == (R.STOP, "AB", (65, 66))
-    assert end.stats.num_generated == len(ids_of(events)) == 7
+    assert end.stats.num_generated == 7
+    assert [e.token_ids for e in events if isinstance(e, TokenEvent)] == [(65,), (66,), (), (), (), (), ()]
 
 
 def test_stop_string_that_begins_inside_a_token_leaves_no_ids():
@@ -165,9 +166,19 @@ def test_text_held_back_for_a_stop_string_comes_with_the_end():
     assert (end.text, text_of(events), end.token_ids) == ("\nYo", "A\nYo", (65, *b"\nYo"))
 
 
+def test_ids_and_text_go_together_at_every_moment():
+    """What is saved in mid-reply can be continued: neither runs ahead of the other, even inside a token."""
+    model = scripted(65, 258, ord("x"), 259, 260, EOS)  # 258 is "b\nU", of which "\nU" may begin the stop string
+    events = run(make_engine(model), make_request("a", "go?", max_tokens=20, stop=("\nU:",)))["a"]
+    tokens = [(e.token_ids, e.text) for e in events if isinstance(e, TokenEvent)]
+    assert tokens == [((65,), "A"), ((), ""), ((258, 120), "b\nUx"), ((), ""), ((259, 260), "€")]
+    assert ids_of(events) == [65, 258, 120, 259, 260]
+
+
 def test_characters_are_never_cut_in_two():
     events = run(make_engine(scripted(259, 260, EOS)), make_request("a", "go?", max_tokens=9))["a"]
-    assert [e.text for e in events if hasattr(e, "token_ids")] == ["", "€", ""]
+    tokens = [(e.token_ids, e.text) for e in events if isinstance(e, TokenEvent)]
+    assert tokens == [((), ""), ((259, 260), "€")]
 
 
 def test_half_a_character_at_the_limit_is_marked_and_its_ids_are_kept():
@@ -295,10 +306,7 @@ def test_leader_may_be_cancelled_while_a_follower_uses_its_blocks():
     engine.add_request(follower)
     steps(engine, 2)
     engine.cancel("a")
-    events = run(engine)
-    follower_ids = expected_ids(follower)
-    assert ids_of(events["b"]) == follower_ids[-len(ids_of(events["b"])) :]
-    assert finished(events["b"]).token_ids == tuple(follower_ids)
+    assert finished(run(engine)["b"]).token_ids == tuple(expected_ids(follower))
 
 
 # --- failures ---------------------------------------------------------------------------------------------------------

@@ -111,6 +111,8 @@ class EngineMachine(RuleBasedStateMachine):
                 self.ids[name] += event.token_ids
             elif isinstance(event, FinishedEvent):
                 self.ends[name] = event
+                assert list(event.token_ids[: len(self.ids[name])]) == self.ids[name]
+                self.ids[name] = list(event.token_ids)
                 self.check_end(name, event)
 
     def check_end(self, name, end):
