@@ -30,6 +30,7 @@ logger = logging.getLogger(__name__)
 CLOSE_UNAUTHENTICATED = 4401
 CLOSE_FLOOD = 4429
 CLOSE_TRY_AGAIN = 1013
+ACK_CHARS = 90  # at least
 SESSION_CHECK_S = 60.0  # a session that ended without a hint (expired, changed in another process) is found out by then
 
 
@@ -52,6 +53,10 @@ class TokenBucket:
         self._level -= amount
         return True
 
+    def give_back(self, amount: float) -> None:
+        """What was taken did not count after all."""
+        self._level = min(self._burst, self._level + amount)
+
 
 class ChatConsumer(AsyncWebsocketConsumer):  # type: ignore[misc]  # channels is untyped
     """A tab. Closes with 4401 without a session, 4408 when it does not read, 4429 when it floods, 1001 at the end."""
@@ -62,7 +67,7 @@ class ChatConsumer(AsyncWebsocketConsumer):  # type: ignore[misc]  # channels is
         await self.accept()  # first: a browser sees a close code only on an open socket
         self.watcher = Watcher(live)
         self._relay = asyncio.create_task(self._send_frames())
-        self._frames = TokenBucket(rate=50, burst=100)  # acknowledgements come with every delta, some 25 a second
+        self._frames = TokenBucket(rate=20, burst=100)
         self._chars = TokenBucket(rate=1024**2 / 60, burst=2 * 1024**2)
         self._session_key = self.scope["cookies"].get(settings.SESSION_COOKIE_NAME, "")
         try:
@@ -80,6 +85,7 @@ class ChatConsumer(AsyncWebsocketConsumer):  # type: ignore[misc]  # channels is
         self.watcher.close(code)
         if hasattr(self, "user"):
             await self.channel_layer.group_discard(hints.group_of(self.user.pk), self.channel_name)
+        await self._relay  # has ended with the watcher; what went wrong in it is raised here
 
     async def receive(self, text_data: str | None = None, bytes_data: bytes | None = None) -> None:
         if self.watcher.close_code is not None:
@@ -112,7 +118,9 @@ class ChatConsumer(AsyncWebsocketConsumer):  # type: ignore[misc]  # channels is
             case wire.Ping():
                 self.watcher.reply(wire.Pong())
             case wire.Ack():
-                self.watcher.ack(frame.message, frame.seq)
+                if self.watcher.ack(frame.message, frame.seq):  # as many as we sent frames: no flood
+                    self._frames.give_back(1)
+                    self._chars.give_back(ACK_CHARS)
             case wire.Watch():
                 await executors.database(selectors.conversation_get, self.user, frame.conversation)
                 self.watcher.watch(frame.conversation)

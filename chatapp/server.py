@@ -99,6 +99,16 @@ class LimitedHTTPFactory(HTTPFactory):  # type: ignore[misc]
         return protocol
 
 
+class ClosableProtocol(WebSocketProtocol):  # type: ignore[misc]
+    """Can also close with 1001 and 1013, which Autobahn keeps from applications."""
+
+    def serverClose(self, code: int | None = None) -> None:  # noqa: N802
+        if code is None or code == 1000 or 3000 <= code <= 4999:
+            super().serverClose(code)
+        elif self.state == self.STATE_OPEN:
+            self.sendCloseFrame(code=code, isReply=False)
+
+
 class CappedFactory(WrappingFactory):
     """Drops connections over the caps: in all (files run out), and per public address.
 
@@ -147,6 +157,7 @@ class ChatServer(Server):  # type: ignore[misc]
         self.connections: dict[Any, dict[str, Any]] = {}
         self.http_factory = LimitedHTTPFactory(self, self._max_body_bytes)
         self.ws_factory = WebSocketFactory(self, server="")
+        self.ws_factory.protocol = ClosableProtocol
         self.ws_factory.setProtocolOptions(
             autoPingTimeout=self.ping_timeout,
             allowNullOrigin=True,  # asgi.SameOrigin decides

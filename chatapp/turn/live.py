@@ -261,19 +261,24 @@ class Watcher:
         elif turn.end is not None:
             lag.end = text
 
-    def ack(self, message_id: UUID, seq: int) -> None:
-        """The tab has shown `seq` of `message_id`. What it was behind on is sent once half the credit is back."""
+    def ack(self, message_id: UUID, seq: int) -> bool:
+        """The tab has shown `seq` of `message_id`. What it was behind on is sent once half the credit is back.
+
+        False: that was known already, or never sent.
+        """
         sent = self._unacked.get(message_id)
+        is_news = bool(sent and sent[0][0] <= seq)
         while sent and sent[0][0] <= seq:
             self._unacked_chars -= sent.popleft()[1]
         if sent is not None and not sent:
             del self._unacked[message_id]
         for lag in list(self._lags.values()):
             if self._unacked_chars > self._max_unacked_chars // 2:
-                return
+                break
             lag.timer.cancel()
             del self._lags[lag.turn.message_id]
             self._send(lag.turn, lag.end if lag.end is not None else wire.encode(lag.turn.snapshot()))
+        return is_news
 
     def close(self, code: int) -> None:
         """End `frames` and leave the registry; a second call does nothing."""

@@ -59,16 +59,23 @@ class Command(BaseCommand):
             max_body_bytes=settings.DATA_UPLOAD_MAX_MEMORY_SIZE,
             max_files=raise_open_files(),
         )
-        llm.start()
+
+        def on_listening(bound_port: int) -> None:
+            self.start_engine()
+            self._announce(host, bound_port)
+
         try:
-            server.run(on_listening=lambda bound_port: self._announce(host, bound_port))
+            server.run(on_listening)
         except CannotListenError as error:
-            llm.shutdown()
             raise CommandError(
                 f"Cannot listen on {host}:{port}: {error.socketError.strerror}. "
                 "Another program may use that port: choose one with --port or RECOLLECT_PORT."
             ) from error
         logger.info("stopped")
+
+    def start_engine(self) -> None:
+        """Begin loading the model; the tests of faults put an engine of their own here."""
+        llm.start()
 
     def _announce(self, host: str, port: int) -> None:
         address = _address(host, port)

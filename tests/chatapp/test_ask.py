@@ -1,0 +1,159 @@
+"""`manage.py ask`: a turn from the terminal, what it prints, and whose it is."""
+
+from __future__ import annotations
+
+import io
+import json
+import os
+import signal
+import subprocess
+import sys
+import uuid
+from pathlib import Path
+from typing import Any
+
+import pytest
+from django.core.management import CommandError, call_command
+
+from chatapp import llm, selectors
+from chatapp.management.commands import ask
+from chatapp.models import Conversation, Message, User
+from chatapp.services import accounts
+from tests.conftest import ROOT
+from tests.faults.paced_worker import PacedWorker, words
+
+pytestmark = pytest.mark.django_db(transaction=True)
+
+
+@pytest.fixture(autouse=True)
+def paced(monkeypatch: pytest.MonkeyPatch, settings: Any, tmp_path: Path) -> dict[str, Any]:
+    """The engine that `ask` starts, and how it is made."""
+    options: dict[str, Any] = {"num_words": 5, "pace_s": 0.001}
+    monkeypatch.setattr(llm, "Worker", lambda load: PacedWorker(**options))
+    settings.RECOLLECT_DATA = settings.RECOLLECT_KEYS = tmp_path
+    return options
+
+
+def run_ask(*args: str) -> tuple[str, str]:
+    out, err = io.StringIO(), io.StringIO()
+    call_command("ask", *args, stdout=out, stderr=err)
+    return out.getvalue(), err.getvalue()
+
+
+def asked(*args: str) -> dict[str, Any]:
+    """The last line of an answer with --json."""
+    line: dict[str, Any] = json.loads(run_ask("--json", *args)[0].splitlines()[-1])
+    return line
+
+
+def test_the_reply_goes_to_stdout_and_the_rest_to_stderr() -> None:
+    out, err = run_ask("Hello")
+    assert out == words(5) + "\n"
+    assert err == f"conversation {Conversation.objects.get().id}\n"
+
+
+def test_the_last_line_of_json_has_ids_and_numbers() -> None:
+    line = asked("Hello")
+    message = Message.objects.get(role="assistant")
+    assert line == {
+        "conversation": str(message.conversation_id),
+        "message": str(message.id),
+        "prompt_tokens": 8,
+        "reused_ram": 0,
+        "reused_disk": 0,
+        "computed": 8,
+        "generated": 15,
+        "ttft_ms": 0.0,
+        "decode_tok_s": 14.0,
+        "finish_reason": "stop",
+        "text": words(5),
+    }
+
+
+def test_a_conversation_goes_on() -> None:
+    first = asked("Hello")
+    second = asked("--conversation", first["conversation"], "And?")
+    assert second["conversation"] == first["conversation"]
+    assert second["prompt_tokens"] > first["prompt_tokens"] + len(words(5))
+    assert [message.position for message in Message.objects.order_by("position")] == [0, 1, 2, 3]
+
+
+def test_before_the_first_visit_the_owner_is_made_and_later_claimed() -> None:
+    line = asked("Hello")
+    owner = accounts.owner_create(username="ada", password="correct horse battery")
+    assert selectors.conversation_get(owner, uuid.UUID(line["conversation"]))
+
+
+def test_whose_conversation_it_is(alice: User, bob: User) -> None:
+    with pytest.raises(CommandError, match="whose"):
+        run_ask("Hello")
+    line = asked("--user", "alice", "Hello")
+    assert Conversation.objects.get().owner == alice
+    with pytest.raises(CommandError, match="bob has no conversation"):
+        run_ask("--user", "bob", "--conversation", line["conversation"], "Hello")
+    with pytest.raises(CommandError, match="no active user"):
+        run_ask("--user", "carol", "Hello")
+
+
+def test_a_title_of_ones_own() -> None:
+    asked("--title", "Mine", "Hello")
+    assert Conversation.objects.get().title == "Mine"
+
+
+def test_standard_input(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(sys, "stdin", io.StringIO("from a pipe\n"))
+    run_ask("-")
+    assert Message.objects.get(role="user").text == "from a pipe\n"
+
+
+@pytest.mark.parametrize(("text", "said"), [("", "empty"), ("x" * 200_000, "200,000"), ("\ud800", "stored")])
+def test_a_message_that_cannot_be_stored_costs_no_model(text: str, said: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(llm, "start", lambda: pytest.fail("the model was loaded"))
+    with pytest.raises(CommandError, match=said):
+        run_ask(text)
+
+
+def test_a_model_that_cannot_be_loaded_is_an_error_and_stores_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
+    class Broken(PacedWorker):
+        def start(self) -> None:
+            self.state, self.error = "failed", "gone.gguf: there is no such file"
+
+    monkeypatch.setattr(llm, "Worker", lambda load: Broken())
+    with pytest.raises(CommandError, match=r"gone.gguf.*make setup"):
+        run_ask("Hello")
+    assert not Conversation.objects.exists()
+
+
+def test_ctrl_c_stops_the_reply_and_keeps_its_text(paced: dict[str, Any], monkeypatch: pytest.MonkeyPatch) -> None:
+    paced.update(num_words=100_000)
+    printed: list[str] = []
+
+    def press(self: ask.Command, text: str) -> None:
+        printed.append(text)
+        if len(printed) == 3:
+            os.kill(os.getpid(), signal.SIGINT)
+
+    monkeypatch.setattr(ask.Command, "_print", press)
+    with pytest.raises(SystemExit) as caught:
+        run_ask("Hello")
+    assert caught.value.code == 130
+    message = Message.objects.get(role="assistant")
+    assert message.status == "stopped"
+    assert message.text == "".join(printed)
+
+
+@pytest.mark.model
+@pytest.mark.slow
+def test_a_new_process_on_the_real_model_remembers(model_path: Path, tmp_path: Path) -> None:
+    environment = {**os.environ, "RECOLLECT_DATA": str(tmp_path / "data"), "RECOLLECT_MODEL": str(model_path)}
+    environment |= {"DJANGO_SETTINGS_MODULE": "chatapp.settings"}
+
+    def manage(*args: str) -> str:
+        command = [sys.executable, "manage.py", *args]
+        return subprocess.run(command, cwd=ROOT, env=environment, check=True, capture_output=True, text=True).stdout
+
+    manage("migrate", "--verbosity", "0")
+    first = json.loads(manage("ask", "--json", "My name is Ada. Say hello.").splitlines()[-1])
+    line = json.loads(manage("ask", "--json", "--conversation", first["conversation"], "Hm?").splitlines()[-1])
+    assert line["prompt_tokens"] > first["prompt_tokens"] + first["generated"]
+    assert line["prompt_tokens"] == line["reused_ram"] + line["reused_disk"] + line["computed"]

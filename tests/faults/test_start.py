@@ -1,0 +1,75 @@
+"""Starting: what is refused, with which words, and what a start leaves alone."""
+
+from __future__ import annotations
+
+import socket as sockets
+import subprocess
+from collections.abc import Callable
+from pathlib import Path
+
+from tests.faults.browser import Socket, send_frame
+from tests.faults.conftest import ServerProcess
+
+Manage = Callable[..., "subprocess.CompletedProcess[str]"]
+
+
+def test_pending_migrations_are_refused_with_the_command(data: Path, manage: Manage) -> None:
+    (data / "recollect.sqlite3").unlink()
+    done = manage("serve", "--port", "0")
+    assert done.returncode == 1
+    assert "python manage.py migrate" in done.stderr
+    assert "Traceback" not in done.stderr
+
+
+def test_a_second_server_on_the_same_folder_is_refused(server: ServerProcess, manage: Manage) -> None:
+    assert server.process is not None
+    done = manage("serve", "--port", "0")
+    assert done.returncode == 1
+    assert f"(process {server.process.pid})" in done.stderr
+    assert "Traceback" not in done.stderr
+    assert server.get("/healthz/ready")[0] == 200
+
+
+def test_a_port_in_use_is_named(data: Path, manage: Manage) -> None:
+    with sockets.create_server(("127.0.0.1", 0)) as taken:
+        port = taken.getsockname()[1]
+        done = manage("serve", "--port", str(port))
+    assert done.returncode == 1
+    assert f"127.0.0.1:{port}: Address already in use" in done.stderr
+    assert "Traceback" not in done.stderr
+
+
+async def test_without_a_model_it_starts_and_says_how_to_get_one(stopped_server: ServerProcess) -> None:
+    server = stopped_server
+    server.module = "manage"
+    missing = str(server.data / "missing.gguf")
+    server.start(path="/healthz/live", RECOLLECT_MODEL=missing)
+    assert any("MISSING" in line and "fetch_model" in line for line in server.output)
+    assert server.get("/healthz/ready") == (503, '{"ready": false, "database": "ok", "engine": "failed"}')
+    assert server.get("/healthz/live")[0] == 200
+    socket = await Socket.open(server.port, server.cookies["ada"])
+    answer = await socket.ask(send_frame())
+    assert answer["code"] == "engine_unavailable"
+    assert "make setup" in answer["message"]
+    assert server.query("SELECT count(*) FROM chatapp_message") == [(0,)]
+
+
+async def test_ask_beside_a_server_leaves_its_turns_alone(slow_server: ServerProcess, manage: Manage) -> None:
+    server = slow_server
+    socket = await Socket.open(server.port, server.cookies["ada"])
+    message = (await socket.ask(send_frame()))["message"]
+    done = manage("ask", "--user", "bob", "Hello", RECOLLECT_MODEL=str(server.data / "missing.gguf"))
+    assert "could not be loaded" in done.stderr
+    assert server.message(message)[0] != "interrupted"
+    assert (await socket.next("turn.delta"))["message"] == message
+
+
+def test_beyond_loopback_the_first_visit_needs_the_link(stopped_server: ServerProcess, manage: Manage) -> None:
+    server = stopped_server
+    (server.data / "recollect.sqlite3").unlink()
+    assert manage("migrate", "--verbosity", "0").returncode == 0
+    server.start(RECOLLECT_ALLOWED_HOSTS="chat.example")
+    (link,) = (line.split()[-1] for line in server.output if line.startswith("First visit"))
+    path = link[link.index("/setup/") :]
+    assert server.get("/setup/")[0] != 200 or "token" not in path
+    assert server.get(path)[0] == 200
