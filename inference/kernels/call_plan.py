@@ -67,6 +67,11 @@ class CallPlan:
     beside: tuple[Lanes, ...]
     digest: bytes
 
+    @property
+    def has_wide_calls(self) -> bool:
+        """Whether a long prompt need not be squeezed through calls meant for a few columns."""
+        return any(lanes.width > self.alone[-1].width for lanes in self.beside)
+
 
 def fit_lanes(options: Sequence[Lanes], num_columns: int) -> Lanes:
     """The smallest call that holds num_columns, or the largest there is."""
@@ -105,7 +110,6 @@ def probe_calls(
     alone = {width: _outputs(operands, width) for width in sorted(alone_widths)}
     blas.set_num_threads(1)
     beside = {width: _outputs(operands, width) for width in sorted(beside_widths)}
-    is_wide_wanted = max(beside_widths) > max(alone_widths)  # a shape that only ever takes few columns wants none
     fallback: CallPlan | None = None
     for outputs in alone.values():
         reference = [y[:, 0].copy() for y in outputs]
@@ -116,7 +120,7 @@ def probe_calls(
         usable = sorted((run for run in runs if 2 * run.count >= run.width), key=lambda run: run.count)
         digest = hashlib.sha256(b"".join(y.tobytes() for y in reference)).digest()
         plan = CallPlan(tuple(whole), tuple(usable), digest)
-        if any(run.width > max(alone_widths) for run in usable) or not is_wide_wanted:
+        if plan.has_wide_calls or not beside_widths:
             return plan
         fallback = fallback or plan
     if fallback is None:

@@ -23,7 +23,7 @@ from inference.config import ModelConfig
 from inference.formats.base import ModelFile
 from inference.kernels.attention import AttentionJob, Context, attend, attention_shapes
 from inference.kernels.blas import Blas, num_cores
-from inference.kernels.call_plan import ALONE_WIDTHS, Lanes, MatmulShape, fit_lanes, probe_calls, split_columns
+from inference.kernels.call_plan import CallPlan, Lanes, MatmulShape, fit_lanes, probe_calls, split_columns
 from inference.kernels.kv_storage import KVStorage
 from inference.kernels.reference import RopeTable, rms_norm, rotate, silu_multiply
 from inference.kernels.scratch import Scratch
@@ -103,7 +103,6 @@ class _Calls:
     num_threads: int
     linear: tuple[Lanes, ...]
     attention: tuple[Lanes, ...]
-    head: tuple[Lanes, ...]
 
 
 @dataclass(frozen=True, slots=True)
@@ -145,13 +144,18 @@ class LlamaModel:
         self._blas = Blas()
         self._num_threads = num_threads or num_cores()
         self._clock = clock
-        self._thread_choice = ThreadChoice(self._num_threads)
         arithmetic = self._probe()
+        self._thread_choice = ThreadChoice(self._alone.num_threads)
         self._scratches: SimpleQueue[Scratch] = SimpleQueue()
         for _ in range(self._num_threads):
             self._scratches.put(Scratch())
         self._workers = ThreadPoolExecutor(self._num_threads, thread_name_prefix="kernels")
         self.fingerprint = self._digest(model_file.digest, arithmetic)
+
+    @property
+    def max_call_width(self) -> int:
+        """Tokens that go through the layers in one call at most; a few only where BLAS offers no wide call."""
+        return self._beside.linear[-1].count
 
     def new_kv(self, num_blocks: int, block_size: int) -> KVStorage:
         config = self.config
@@ -179,10 +183,7 @@ class LlamaModel:
                     run(block)
             else:  # side by side, those with the longest context first
                 list(self._workers.map(run, reversed(blocks)))
-        if not is_small:
-            calls = self._small_step_calls()  # few rows, whatever the step was
-            self._blas.set_num_threads(calls.num_threads)
-        logits = self._logits(batch, blocks, calls)
+        logits = self._logits(batch, blocks)
         if is_small:
             self._thread_choice.record(self._clock() - started_at)
         return logits
@@ -281,14 +282,15 @@ class LlamaModel:
         np.matmul(weights.down, silu_multiply(gate_up, scratch), out=added)
         np.add(block.x, added, out=block.x)
 
-    def _logits(self, batch: ForwardBatch, blocks: list[_Block], calls: _Calls) -> F32:
+    def _logits(self, batch: ForwardBatch, blocks: list[_Block]) -> F32:
         """Logits (R, V) of the wanted rows only: the head is a quarter of the weights of a small model."""
         config = self.config
         rows = batch.logits_rows
+        self._blas.set_num_threads(self._num_threads)
         hidden = np.concatenate([block.x[:, block.columns] for block in blocks], axis=1)[:, rows]  # (C, R)
         logits = np.empty((len(rows), config.vocab_size), np.float32)
         with self._borrowed_scratch() as scratch:
-            for start, count, lanes in split_columns(calls.head, len(rows)):
+            for start, count, lanes in split_columns(self._head_lanes, len(rows)):
                 x = scratch.take("x", config.hidden_size, lanes.width)
                 x.fill(0)
                 x[:, lanes.first : lanes.first + count] = hidden[:, start : start + count]
@@ -300,20 +302,35 @@ class LlamaModel:
     # Set-up
 
     def _probe(self) -> bytes:
-        """Finds the calls for the products of the layers, of attention and of the head, and returns what names their
-        bits. About 0.3 s for SmolLM2-135M."""
-        config, num_threads = self.config, self._num_threads
+        """Finds the calls for the products of the layers, of attention and of the head, and returns what names the bits
+        of K and V. About 0.3 s for SmolLM2-135M."""
+        num_threads, linear, attention = self._layer_plans()
+        self._alone = _Calls(num_threads, linear.alone, attention.alone)
+        has_wide_calls = linear.has_wide_calls and attention.has_wide_calls
+        self._beside = _Calls(1, linear.beside, attention.beside) if has_wide_calls else self._alone
+        head = MatmulShape(self.config.vocab_size, self.config.hidden_size)
+        self._head_lanes = probe_calls([head], self._blas, self._num_threads, beside_widths=()).alone
+        return linear.digest + attention.digest
+
+    def _layer_plans(self) -> tuple[int, CallPlan, CallPlan]:
+        """BLAS threads for few columns, and the plans of a layer's linear products and of attention.
+
+        OpenBLAS splits the rows of a weight between its threads. Unless the number of rows suits them, its AVX2 kernels
+        then compute some rows another way than wide calls do. Few columns take one thread in that case: a prompt
+        squeezed through narrow calls would cost far more.
+        """
+        config = self.config
         C, I, D = config.hidden_size, config.intermediate_size, config.head_dim
         H, K = config.num_attention_heads, config.num_key_value_heads
-        products = [MatmulShape((H + 2 * K) * D, C), MatmulShape(C, H * D), MatmulShape(2 * I, C), MatmulShape(C, I)]
-        linear = probe_calls(products, self._blas, num_threads)
-        attention = probe_calls(attention_shapes(D), self._blas, num_threads)
-        output = [MatmulShape(config.vocab_size, C)]
-        head = probe_calls(output, self._blas, num_threads, beside_widths=ALONE_WIDTHS)
-        self._alone = _Calls(num_threads, linear.alone, attention.alone, head.alone)
-        beside = _Calls(1, linear.beside, attention.beside, head.beside)
-        self._beside = beside if beside.linear and beside.attention and beside.head else self._alone
-        return linear.digest + attention.digest
+        products = (MatmulShape((H + 2 * K) * D, C), MatmulShape(C, H * D), MatmulShape(2 * I, C), MatmulShape(C, I))
+        plans = []
+        for num_threads in dict.fromkeys((self._num_threads, 1)):
+            linear = probe_calls(products, self._blas, num_threads)
+            attention = probe_calls(attention_shapes(D), self._blas, num_threads)
+            plans.append((num_threads, linear, attention))
+            if linear.has_wide_calls and attention.has_wide_calls:
+                return plans[-1]
+        return plans[0]
 
     def _digest(self, file_digest: str, arithmetic: bytes) -> str:
         """Names everything that the bits of K and V depend on."""

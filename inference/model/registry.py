@@ -17,8 +17,8 @@ _ARCHITECTURES = {"llama": LlamaModel}
 def load_model(model_file: ModelFile, *, num_threads: int = 0, on_progress: ProgressFn | None = None) -> Model:
     """Reads the weights and returns a model ready to run.
 
-    num_threads 0 means one per core; it changes the speed, never the bits. Raises UnsupportedModelError, with the known
-    architectures, for one that is not here, and ModelFileError for a tensor that cannot be read.
+    num_threads 0 means one per core. Raises UnsupportedModelError, with the known architectures, for one that is not
+    here, and ModelFileError for a tensor that cannot be read.
     """
     architecture = _ARCHITECTURES.get(model_file.architecture)
     if architecture is None:

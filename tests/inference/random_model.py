@@ -14,14 +14,20 @@ from inference.types import F32, ForwardBatch
 
 
 def small_config(
-    *, heads: int = 4, kv_heads: int = 2, head_dim: int = 16, is_tied: bool = True, hidden: int = 64
+    *,
+    heads: int = 4,
+    kv_heads: int = 2,
+    head_dim: int = 16,
+    is_tied: bool = True,
+    hidden: int = 64,
+    intermediate: int = 112,
 ) -> ModelConfig:
     """Two layers, a vocabulary of 96, 1024 positions."""
     return ModelConfig(
         model_type="llama",
         vocab_size=96,
         hidden_size=hidden,
-        intermediate_size=112,
+        intermediate_size=intermediate,
         num_hidden_layers=2,
         num_attention_heads=heads,
         num_key_value_heads=kv_heads,

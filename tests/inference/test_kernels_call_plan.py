@@ -51,6 +51,13 @@ def test_the_number_of_threads_does_not_change_the_bits() -> None:
     assert probe_calls(shapes, Blas(), 1).digest == probe_calls(shapes, Blas(), 2).digest
 
 
+@pytest.mark.parametrize("num_rows", [576, 640, 896, 1000, 2048])
+def test_one_thread_has_wide_calls_for_any_number_of_rows(num_rows: int) -> None:
+    plan = probe_calls([MatmulShape(num_rows, 896), MatmulShape(num_rows, 320)], Blas(), num_threads=1)
+    assert plan.has_wide_calls
+    assert plan.beside[-1].count >= 200
+
+
 def test_shapes_of_one_family_share_their_lanes(plans: dict[MatmulShape, CallPlan]) -> None:
     family = probe_calls(SHAPES[:2], Blas(), num_threads=2)
     for lanes in family.beside:

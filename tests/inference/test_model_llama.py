@@ -15,6 +15,7 @@ from hypothesis import strategies as st
 from inference.errors import UnsupportedModelError
 from inference.kernels.kv_storage import KVStorage
 from inference.model.base import Model
+from inference.model.llama import LlamaModel
 from inference.model.registry import load_model
 from tests.inference.random_model import RandomModelFile, float64_logits, make_batch, small_config
 from tests.inference.row_invariance import BLOCK_SIZE, check, whole_logits
@@ -26,6 +27,7 @@ CONFIGS = {
     "multi-head": small_config(heads=3, kv_heads=3, head_dim=8, hidden=40),
     "one kv head": small_config(heads=20, kv_heads=1, head_dim=10, hidden=200),
     "untied": small_config(is_tied=False),
+    "rows that threads split unevenly": small_config(heads=5, kv_heads=1, head_dim=64, hidden=328, intermediate=1000),
 }
 
 
@@ -137,6 +139,14 @@ def test_parameters_are_counted_once(models: dict[str, Model]) -> None:
 
 def _names(name: str) -> tuple[str, ...]:
     return RandomModelFile(CONFIGS[name]).tensor_names()
+
+
+@pytest.mark.parametrize("name", CONFIGS)
+def test_long_prompts_take_wide_calls_whatever_the_shape(models: dict[str, Model], name: str) -> None:
+    """Correct without them too, but a prompt would take many times as long."""
+    model = models[name]
+    assert isinstance(model, LlamaModel)
+    assert model.max_call_width >= 200
 
 
 def test_loading_reports_its_progress() -> None:
