@@ -206,20 +206,21 @@ def finished(events: list[Event]) -> FinishedEvent:
     return ends[0]
 
 
-def ids_of(events: list[Event]) -> list[int] | None:
+def ids_of(events: list[Event], tokenizer=None) -> list[int] | None:
     """The ids of the reply so far; asserts that after every event they decode to exactly its text."""
+    decode = (tokenizer or ByteTokenizer()).decode
     ids: list[int] = []
     text = ""
     for event in events:
         if isinstance(event, TokenEvent):
             ids += event.token_ids
             text += event.text
-            assert ByteTokenizer().decode(ids) == text
+            assert decode(ids) == text
         elif isinstance(event, FinishedEvent):
             if event.token_ids is None:
                 return None
             assert list(event.token_ids[: len(ids)]) == ids
-            assert ByteTokenizer().decode(event.token_ids) == text + event.text
+            assert decode(event.token_ids) == text + event.text
             return list(event.token_ids)
     return ids
 
