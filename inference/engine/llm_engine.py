@@ -219,7 +219,7 @@ class LLMEngine:
         assert references == Counter({int(i): int(ref_count[i]) for i in np.flatnonzero(ref_count)})
         live = running + self._scheduler.waiting
         assert {sequence.request_id for sequence in live} == set(self._sequences)
-        assert not any(sequence.table.block_ids for sequence in self._scheduler.waiting)
+        assert not any(sequence.table.block_ids or sequence.num_computed for sequence in self._scheduler.waiting)
 
     def _postprocess(self, logits: F32) -> None:
         """Publish what has been computed, then take a token from each row of logits (R, V)."""
