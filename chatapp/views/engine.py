@@ -23,7 +23,7 @@ def show(request: HttpRequest) -> JsonResponse:
 
 def describe(status: llm.EngineStatus) -> dict[str, Any]:
     """What the chip and its card show; sentences are in the person's language."""
-    name = status.model.name if status.model else settings.RECOLLECT_MODEL.name
+    name = settings.RECOLLECT_MODEL.name.removesuffix(".gguf")  # what the operator calls it; the file's own name is odd
     label = {
         llm.EngineState.READY: name,
         llm.EngineState.LOADING: _("Loading model, %(share)s %%") % {"share": round(100 * status.progress)},

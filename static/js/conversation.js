@@ -19,6 +19,7 @@ export class Conversation {
   #paintTimer = null;
   #newsAt = 0;
   #awaitsSnapshot = false;
+  #rereading = null;
 
   constructor({ page, urls, socket, store, requests, transcript, pending, follower, composer, sidebar, model }) {
     Object.assign(this, { urls, socket, store, requests, transcript, pending, follower, composer, sidebar, model });
@@ -322,8 +323,13 @@ export class Conversation {
     if (this.isStored) this.sidebar.setRunning(this.id, this.isRunning);
   }
 
-  /** Read the end of the conversation again, and put what is running back on top of it. */
-  async #reread() {
+  /** Read the end of the conversation again; one request serves everybody who asks meanwhile. */
+  #reread() {
+    this.#rereading ??= this.#readEnd().finally(() => { this.#rereading = null; });
+    return this.#rereading;
+  }
+
+  async #readEnd() {
     if (!this.isStored) return;
     try {
       this.#exchange(await this.requests.json(this.urls.window(this.id)));
@@ -333,6 +339,7 @@ export class Conversation {
     }
   }
 
+  /** Draw the end of the conversation as the server has it, and what is running on top of it. */
   #exchange({ html, older }) {
     const hasMoreAbove = this.transcript.exchange(html);
     if (!hasMoreAbove) this.#setOlder(older);

@@ -2,11 +2,13 @@
 
 import { fill, gettext, language, ngettext } from "./i18n.js";
 
-const whole = new Intl.NumberFormat(language);
+const integers = new Intl.NumberFormat(language);
 const fine = new Intl.NumberFormat(language, { minimumFractionDigits: 2, maximumFractionDigits: 2 });
 const rough = new Intl.NumberFormat(language, { maximumFractionDigits: 1 });
 
-export const number = (value) => whole.format(value);
+const NO_BREAK = "\u00a0";
+
+export const number = (value) => integers.format(value);
 
 /** Seconds from milliseconds: two decimals below ten, then one. */
 export function seconds(ms) {
@@ -16,7 +18,7 @@ export function seconds(ms) {
 /** Tokens per second; "" when there was nothing to measure. */
 export function speed(tokensPerSecond) {
   if (!(tokensPerSecond > 0)) return "";
-  return fill(gettext("%(n)s tok/s"), { n: tokensPerSecond < 10 ? rough.format(tokensPerSecond) : whole.format(Math.round(tokensPerSecond)) });
+  return fill(gettext("%(n)s tok/s"), { n: tokensPerSecond < 10 ? rough.format(tokensPerSecond) : integers.format(Math.round(tokensPerSecond)) });
 }
 
 /** The parts of the line under a reply: prompt = reused + computed, time to first token, speed. */
@@ -27,7 +29,8 @@ export function statsLine(stats) {
     computed: number(stats.computed),
   });
   const first = stats.ttft_ms > 0 ? fill(gettext("first token %(time)s"), { time: seconds(stats.ttft_ms) }) : "";
-  return [prompt, first, speed(stats.decode_tok_s)].filter(Boolean).join(" · ");
+  const rest = [first, speed(stats.decode_tok_s)].filter(Boolean).map((part) => part.replaceAll(" ", NO_BREAK));
+  return [prompt, ...rest].join(" · ");
 }
 
 /** [name, value] rows of the card behind that line. */

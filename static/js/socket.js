@@ -6,6 +6,7 @@ const FIRST_RETRY_MS = 500;
 const LAST_RETRY_MS = 30_000;
 const PING_EVERY_MS = 20_000;
 const PONG_WITHIN_MS = 10_000;
+const STABLE_AFTER_MS = 5_000;
 const CLOSE_UNAUTHENTICATED = 4401;
 
 /** Milliseconds before attempt `attempt` (0 is the first retry): doubled each time, half of it random. */
@@ -17,6 +18,7 @@ export function retryDelay(attempt, random) {
 export class Socket {
   #socket = null;
   #attempt = 0;
+  #openedAt = Infinity;
   #timers = {};
   #isWanted = false;
 
@@ -73,7 +75,7 @@ export class Socket {
     const socket = new WebSocket(this.url);
     this.#socket = socket;
     socket.addEventListener("open", () => {
-      this.#attempt = 0;
+      this.#openedAt = performance.now();
       this.#timers.ping = setInterval(() => this.#check(), PING_EVERY_MS);
       this.handlers.onOpen();
     });
@@ -102,6 +104,9 @@ export class Socket {
       this.handlers.onLoggedOut();
     }
     if (!this.#isWanted) return;
+    // Not on opening: a server that accepts and hangs up at once would be called without a pause.
+    if (performance.now() - this.#openedAt > STABLE_AFTER_MS) this.#attempt = 0;
+    this.#openedAt = Infinity;
     const delay = retryDelay(this.#attempt, Math.random);
     this.#attempt += 1;
     this.#timers.retry = setTimeout(() => this.#connect(), delay);

@@ -23,7 +23,7 @@ from tests.browser.server import Server
 
 LONG = "Count from one to one hundred in words, separated by commas."
 NUMBERS = re.compile(
-    r"prompt ([\d,]+) = ([\d,]+) reused \+ ([\d,]+) computed · first token [\d.]+ s(?: · [\d.]+ tok/s)?"
+    r"prompt ([\d,]+) = ([\d,]+) reused \+ ([\d,]+) computed · first\stoken\s[\d.]+\ss(?: · [\d.]+\stok/s)?"
 )
 
 

@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 import re
+import shutil
 from pathlib import Path
 
 import pytest
 from django.conf import settings
 from django.contrib.staticfiles.finders import find
 from django.template.loader import get_template
+
+from chatapp.static_storage import StaticStorage
 
 ROOT = Path(settings.BASE_DIR)
 SCRIPTS = sorted((ROOT / "static" / "js").glob("*.js"))
@@ -83,6 +86,24 @@ def test_imports_are_of_the_kind_that_static_storage_rewrites(path: Path) -> Non
         found = re.fullmatch(r'import (?:\{ [\w, ]+ \}|\* as \w+) from "\./(\w+\.js)";', line)
         assert found is not None, line
         assert find(f"js/{found.group(1)}"), line
+
+
+def test_scripts_import_each_other_under_their_final_names(tmp_path: Path) -> None:
+    """After collectstatic: every import leads to a file with a digest in its name, so that browsers may keep it."""
+    shutil.copytree(ROOT / "static", tmp_path, dirs_exist_ok=True)
+    storage = StaticStorage(location=tmp_path, base_url="/static/")
+    found = {
+        str(path.relative_to(tmp_path)): (storage, str(path.relative_to(tmp_path))) for path in tmp_path.rglob("*.*")
+    }
+    for name, _hashed, outcome in storage.post_process(found):
+        assert not isinstance(outcome, Exception), (name, outcome)
+    for path in SCRIPTS:
+        final = tmp_path / storage.stored_name(f"js/{path.name}")
+        targets = re.findall(r'from "\./([^"]+)"', final.read_text())
+        assert len(targets) == len(re.findall("^import ", path.read_text(), re.MULTILINE))
+        for target in targets:
+            assert re.fullmatch(r"\w+\.[0-9a-f]{12}\.js", target), (path.name, target)
+            assert (tmp_path / "js" / target).is_file()
 
 
 @pytest.mark.parametrize("path", TEMPLATES, ids=lambda path: path.name)

@@ -16,10 +16,11 @@ from chatapp.views.engine import describe
 MODEL = ModelInfo("Tiny-Chat", "/models/tiny.gguf", "llama", 134_515_008, 30, 49_152, 2048, "numpy", "ab", "cd", 23_040)
 
 
-def test_a_ready_model_is_named_with_its_numbers() -> None:
+def test_a_ready_model_is_named_as_its_file_with_its_numbers(settings: Any) -> None:
+    settings.RECOLLECT_MODEL = Path("/models/Tiny-1.5B.Q4_1.gguf")
     stats = EngineStats(num_blocks=100, num_blocks_cached=75, block_size=16, num_running=1, num_waiting=2)
     told = describe(EngineStatus(EngineState.READY, 1.0, "", MODEL, stats))
-    assert (told["state"], told["label"], told["command"]) == ("ready", "Tiny-Chat", "")
+    assert (told["state"], told["label"], told["command"]) == ("ready", "Tiny-1.5B.Q4_1", "")
     assert dict(told["facts"]) == {
         "Parameters": "135 million",
         "Window": "2,048 tokens",
@@ -32,7 +33,7 @@ def test_a_ready_model_is_named_with_its_numbers() -> None:
 def test_a_loading_model_tells_how_far_it_is(settings: Any) -> None:
     told = describe(EngineStatus(EngineState.LOADING, 0.376, "The model is being loaded.", None, None))
     assert (told["state"], told["label"]) == ("loading", "Loading model, 38 %")
-    assert told["name"] == settings.RECOLLECT_MODEL.name
+    assert told["name"] == settings.RECOLLECT_MODEL.stem
 
 
 @pytest.mark.parametrize(("exists", "command"), [(False, "make setup"), (True, "")])
