@@ -137,7 +137,7 @@ def start(worker: Worker | None = None) -> None:
     """Begin loading the model of the settings, or take the given worker. Returns at once; see `status`."""
     if _handle.worker is not None and _handle.worker.state in ("loading", "ready"):
         raise RuntimeError("the engine of this process has been started already")
-    _handle.worker = worker if worker is not None else Worker(_load)
+    _handle.worker = worker if worker is not None else Worker(load)
     _handle.is_draining = False
     _handle.places.clear()
     _handle.worker.start()
@@ -153,7 +153,8 @@ def shutdown(timeout_s: float = 5.0) -> bool:
     return _handle.worker is None or _handle.worker.shutdown(timeout_s)
 
 
-def _load(on_progress: ProgressFn) -> LLMEngine:
+def load(on_progress: ProgressFn) -> LLMEngine:
+    """The engine of the settings. What it raises, the worker keeps as its error."""
     config = EngineConfig(
         block_size=settings.RECOLLECT_BLOCK_SIZE,
         pool_tokens=settings.RECOLLECT_POOL_TOKENS,

@@ -8,6 +8,7 @@ from __future__ import annotations
 from collections.abc import Collection
 from dataclasses import dataclass
 from datetime import UTC, datetime, timedelta
+from typing import NamedTuple
 from uuid import UUID
 
 from django.contrib.auth.hashers import UNUSABLE_PASSWORD_PREFIX
@@ -16,12 +17,11 @@ from django.db.models import F, Q, QuerySet
 from django.utils.translation import gettext as _
 
 from chatapp.errors import Invalid, NotFound
-from chatapp.models import OPEN_STATUSES, Conversation, Generation, Message, Preset, Role, User
+from chatapp.models import OPEN_STATUSES, Conversation, Generation, Message, Preset, Role, User, unpack_ids
 from chatapp.storage import translated
 from chatapp.text import storable
 
 _LIST_COLUMNS = ("id", "owner_id", "title", "title_source", "is_pinned", "is_archived", "created_at", "updated_at")
-_PROMPT_COLUMNS = ("id", "parent_id", "role", "text", "status", "token_ids", "token_fingerprint", "position")
 _TRANSCRIPT_COLUMNS = (
     *("id", "conversation_id", "parent_id", "role", "text", "status", "error", "client_id"),
     *("position", "created_at", "finished_at"),
@@ -62,6 +62,22 @@ class TranscriptMessage:
     def next_id(self) -> UUID | None:
         """The version after this one."""
         return self.sibling_ids[self.version] if self.version < len(self.sibling_ids) else None
+
+
+class HistoryMessage(NamedTuple):
+    """What a prompt needs of a message. No model instance: a thousand of them are read for each send."""
+
+    position: int
+    role: str
+    text: str
+    status: str
+    token_ids: bytes | None
+    token_fingerprint: str
+
+    @property
+    def ids(self) -> tuple[int, ...] | None:
+        """As Message.ids."""
+        return None if self.token_ids is None else unpack_ids(self.token_ids)
 
 
 @dataclass(frozen=True, slots=True)
@@ -171,10 +187,12 @@ def transcript(user: User, conversation_id: UUID, *, before: UUID | None = None,
 
 
 @translated()
-def history(conversation: Conversation, leaf: Message) -> list[Message]:
-    """The path from the first message to `leaf`, both included, with the columns a prompt needs. One query."""
+def history(conversation: Conversation, leaf: Message) -> list[HistoryMessage]:
+    """The path from the first message to `leaf`, both included, with what a prompt needs. One query."""
     assert leaf.conversation_id == conversation.id
-    return _path(leaf.id, columns=_PROMPT_COLUMNS, limit=_WHOLE_PATH)
+    with connection.cursor() as cursor:
+        cursor.execute(_path_query(HistoryMessage._fields), [_key(leaf.id), _WHOLE_PATH])
+        return [HistoryMessage(*row) for row in cursor.fetchall()]
 
 
 @translated()
@@ -201,16 +219,21 @@ def generations_of(message_ids: Collection[UUID]) -> dict[UUID, Generation]:
 
 
 def _path(leaf_id: UUID | None, *, columns: tuple[str, ...], limit: int) -> list[Message]:
-    """`leaf_id` and what lies above it, at most `limit` messages, top to bottom, with these columns loaded.
-
-    The database walks from parent to parent, so the cost depends on `limit` and not on how large the tree is. (A whole
-    path of 1,248 takes 11 ms on SQLite and 10 on PostgreSQL; reading the tree to walk it here takes as long.) Depth and
-    position count down together: rows that form a ring by some accident cannot keep it going.
-    """
+    """`leaf_id` and what lies above it, at most `limit` messages, top to bottom, with these columns loaded."""
     if leaf_id is None:
         return []
+    return list(Message.objects.raw(_path_query(columns), [_key(leaf_id), limit]))
+
+
+def _path_query(columns: tuple[str, ...]) -> str:
+    """SQL for a leaf and what lies above it, top to bottom. Parameters: the leaf's key, how many messages at most.
+
+    The database walks from parent to parent, so the cost depends on the limit and not on how large the tree is. (A
+    whole path of 1,248 takes 11 ms on SQLite and 10 on PostgreSQL, as instances; reading the tree to walk it here takes
+    as long.) Depth and position count down together: rows that form a ring by some accident cannot keep it going.
+    """
     table = Message._meta.db_table
-    query = f"""
+    return f"""
         WITH RECURSIVE path(id, parent_id, position, num) AS (
             SELECT id, parent_id, position, 1 FROM {table} WHERE id = %s
             UNION ALL
@@ -221,7 +244,6 @@ def _path(leaf_id: UUID | None, *, columns: tuple[str, ...], limit: int) -> list
         SELECT {", ".join(f"m.{name}" for name in columns)} FROM path JOIN {table} m ON m.id = path.id
         ORDER BY m.position
     """  # noqa: S608 -- no part of it comes from outside
-    return list(Message.objects.raw(query, [_key(leaf_id), limit]))
 
 
 def _siblings_of(conversation: Conversation, path: list[Message]) -> dict[UUID | None, list[UUID]]:
@@ -242,7 +264,7 @@ def _presets_of(user: User) -> QuerySet[Preset]:
     return Preset.objects.filter(Q(owner__isnull=True) | Q(owner=user))
 
 
-def _key(value: UUID) -> object:
+def _key(value: UUID) -> UUID | str:
     """A UUID as this database stores it, for a raw query."""
     return Message._meta.pk.get_db_prep_value(value, connection)
 

@@ -9,12 +9,12 @@ from __future__ import annotations
 
 import logging
 import secrets
-import struct
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
 from chatapp import llm
 from chatapp.models import Conversation, Message, MessageStatus, Role
+from chatapp.selectors import HistoryMessage
 from chatapp.turn.context import fit_full
 
 logger = logging.getLogger(__name__)
@@ -34,7 +34,7 @@ class Plan:
     token_ids: tuple[int, ...] = ()
 
 
-def plan_turn(conversation: Conversation, history: Sequence[Message], reply: Message) -> Plan:
+def plan_turn(conversation: Conversation, history: Sequence[HistoryMessage], reply: Message) -> Plan:
     """The prompt of `history` (first message to the question) and, after it, what `reply` holds already.
 
     Blocking, touches no database. Raises WindowFull, Invalid, EngineUnavailable.
@@ -67,7 +67,9 @@ def plan_turn(conversation: Conversation, history: Sequence[Message], reply: Mes
     )
 
 
-def _chat_messages(conversation: Conversation, history: Sequence[Message], fingerprint: str) -> list[llm.ChatMessage]:
+def _chat_messages(
+    conversation: Conversation, history: Sequence[HistoryMessage], fingerprint: str
+) -> list[llm.ChatMessage]:
     messages = [llm.ChatMessage("system", conversation.system_prompt)] if conversation.system_prompt else []
     num_reencoded = 0
     for message in history:
@@ -93,12 +95,11 @@ def _reply_ids(reply: Message, fingerprint: str) -> tuple[int, ...]:
     return ids
 
 
-def _stored_ids(message: Message, fingerprint: str) -> tuple[int, ...] | None:
+def _stored_ids(message: HistoryMessage | Message, fingerprint: str) -> tuple[int, ...] | None:
     """The ids that the model generated for this text; None when they are missing or stand for something else."""
-    if not message.token_ids or message.token_fingerprint != fingerprint:
+    ids = message.ids if message.token_fingerprint == fingerprint else None
+    if ids is None:
         return None
-    stored = bytes(message.token_ids)  # PostgreSQL hands out a memoryview
-    ids = struct.unpack(f"<{len(stored) // 4}I", stored)
     if message.status in (MessageStatus.DONE, MessageStatus.STOPPED):
         return ids  # the engine vouched for them
     # Saved in mid-reply: ids run ahead of the text by what was held back (half a character, half a stop string).
