@@ -62,11 +62,13 @@ def test_split_company_and_blocks_do_not_change_the_bits(
     check(models[name], length, [max(size, length // 40) for size in sizes], seed)
 
 
-def test_the_number_of_threads_does_not_change_the_bits(models: dict[str, Model]) -> None:
-    single = load_model(RandomModelFile(CONFIGS["odd"]), num_threads=1)
+@pytest.mark.parametrize("name", CONFIGS)
+@pytest.mark.parametrize("num_threads", [1, 3])
+def test_the_number_of_threads_does_not_change_the_bits(models: dict[str, Model], name: str, num_threads: int) -> None:
+    other = load_model(RandomModelFile(CONFIGS[name]), num_threads=num_threads)
     tokens = np.random.default_rng(0).integers(0, 96, 400)
-    np.testing.assert_array_equal(whole_logits(single, tokens), whole_logits(models["odd"], tokens))
-    assert single.fingerprint == models["odd"].fingerprint
+    np.testing.assert_array_equal(whole_logits(other, tokens), whole_logits(models[name], tokens))
+    assert other.fingerprint == models[name].fingerprint
 
 
 @pytest.mark.parametrize(
