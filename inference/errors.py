@@ -1,4 +1,4 @@
-"""The error family of the engine. Each error carries its numbers, so that whoever reports it need not parse a sentence."""
+"""The error family of the engine. Each error carries its numbers: whoever reports it need not parse a sentence."""
 
 from __future__ import annotations
 

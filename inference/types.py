@@ -135,11 +135,11 @@ class ProgressEvent:
 
 @dataclass(frozen=True, slots=True)
 class TokenEvent:
-    """A token has been generated. Both fields are empty while half a character, or what may begin a stop string, is held
-    back; then they hold all that has gathered since.
+    """A token has been generated.
 
-    After each event the ids so far decode to exactly the text so far, and nothing of it is taken back any more: both can
-    be stored at any time. The stop token is never among them.
+    Both fields are empty while half a character, or what may begin a stop string, is held back; then they hold all that
+    has gathered since. After each event the ids so far decode to exactly the text so far, and nothing of it is taken
+    back any more: both can be stored at any time. The stop token is never among them.
     """
 
     request_id: str
@@ -152,9 +152,9 @@ class FinishedEvent:
     """The last event of a request, sent exactly once, whatever happened.
 
     text is what had been held back and now belongs to the reply; error is a sentence for a person, "" unless ERROR.
-    token_ids are the ids of the whole reply, those of all TokenEvents included: they decode to exactly its text, so they
-    can be stored and replayed. None when no ids do: the stop string began inside a token; the text has to be encoded
-    again.
+    token_ids are the ids of the whole reply, those of all TokenEvents included: they decode to exactly its text, so
+    they can be stored and replayed. None when no ids do: the stop string began inside a token; the text has to be
+    encoded again.
     """
 
     request_id: str
@@ -170,8 +170,11 @@ Event = ProgressEvent | TokenEvent | FinishedEvent
 
 @dataclass(frozen=True, slots=True)
 class ChatMessage:
-    """One message on its way into a prompt. With token_ids (what the model itself once generated, without the end-of-turn
-    token) those ids are used as they are; otherwise content is encoded as plain text, control tokens impossible."""
+    """One message on its way into a prompt.
+
+    With token_ids (what the model itself once generated, without the end-of-turn token) those ids are used as they are;
+    otherwise content is encoded as plain text, control tokens impossible.
+    """
 
     role: str
     content: str
@@ -195,9 +198,9 @@ class Prompt:
 class ForwardBatch:
     """What one step computes: T tokens of B sequences, laid end to end.
 
-    Token t of sequence b lies at rows query_start[b] .. query_start[b + 1] - 1. Its K and V are written to slot_mapping[t]
-    (block_id * P + offset) before attention reads them. Sequence b attends to its first context_lens[b] positions
-    (the tokens of this step included), found through block_tables[b]; position p sees positions <= p.
+    Token t of sequence b lies at rows query_start[b] .. query_start[b + 1] - 1. Its K and V are written to
+    slot_mapping[t] (block_id * P + offset) before attention reads them. Sequence b attends to its first context_lens[b]
+    positions (the tokens of this step included), found through block_tables[b]; position p sees positions <= p.
     """
 
     token_ids: I32  # (T,)
