@@ -40,6 +40,10 @@ class TileRun:
     num_tiles: int
     row: int
 
+    def is_followed_by(self, row: int) -> bool:
+        """Whether a next tile at that row continues the run."""
+        return row == (self.row + self.num_tiles * TILE if self.row >= 0 else -1)
+
 
 @dataclass(frozen=True, slots=True)
 class Context:
@@ -50,26 +54,14 @@ class Context:
 
     @classmethod
     def of(cls, block_table: I32, context_len: int, block_size: int) -> Context:
-        """Raises nothing: that the table covers the context is the scheduler's promise, asserted here."""
+        """That the table covers the context is the scheduler's promise."""
         assert len(block_table) * block_size >= context_len > 0
         first_slots = block_table.astype(np.int64)[:, None] * block_size
         slots = (first_slots + np.arange(block_size)).reshape(-1)[:context_len]
-        jumps = np.flatnonzero(np.diff(slots) != 1) + 1  # positions that do not follow their predecessor in the pool
-        num_tiles = -(-context_len // TILE)
-        is_whole = np.arange(num_tiles) < context_len // TILE
-        first_positions = np.arange(num_tiles) * TILE
-        num_jumps_inside = np.searchsorted(jumps, first_positions + TILE) - np.searchsorted(
-            jumps, first_positions, side="right"
-        )
-        rows = np.where(is_whole & (num_jumps_inside == 0), slots[first_positions], -1)
         runs: list[TileRun] = []
-        for tile, row in enumerate(rows.tolist()):
-            last = runs[-1] if runs else None
-            follows = last is not None and (
-                row == last.row + last.num_tiles * TILE if last.row >= 0 and row >= 0 else row == last.row
-            )
-            if last is not None and follows:
-                runs[-1] = TileRun(last.first_tile, last.num_tiles + 1, last.row)
+        for tile, row in enumerate(_tile_rows(slots)):
+            if runs and runs[-1].is_followed_by(row):
+                runs[-1] = TileRun(runs[-1].first_tile, runs[-1].num_tiles + 1, runs[-1].row)
             else:
                 runs.append(TileRun(tile, 1, row))
         return cls(slots, tuple(runs))
@@ -99,6 +91,16 @@ class Context:
             np.take(pool[head], slots, axis=0, out=tiles[head, : len(slots)], mode="clip")
         tiles[:, len(slots) :] = 0
         return tiles.reshape(K, count, TILE, D)
+
+
+def _tile_rows(slots: I64) -> list[int]:
+    """For each tile of a context, the pool row it starts at if it is whole and its rows are consecutive, else -1."""
+    firsts = np.arange(0, len(slots), TILE)
+    jumps = np.flatnonzero(np.diff(slots) != 1) + 1  # positions that do not follow their predecessor in the pool
+    num_jumps = np.searchsorted(jumps, firsts + TILE) - np.searchsorted(jumps, firsts, side="right")
+    is_in_place = (firsts + TILE <= len(slots)) & (num_jumps == 0)
+    rows: list[int] = np.where(is_in_place, slots[firsts], -1).tolist()
+    return rows
 
 
 @dataclass(frozen=True, slots=True)
