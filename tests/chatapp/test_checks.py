@@ -74,7 +74,7 @@ def test_settings_that_make_no_sense_together(settings: Any, values: dict[str, A
 @pytest.mark.parametrize(
     ("path", "kind"),
     [
-        ("/home/me/data", "ext4"),
+        ("/srv/me/data", "ext4"),
         ("/mnt/share/data", "nfs4"),
         ("/mnt/share two/data", "cifs"),
         ("/mnt/sharing", "ext4"),
