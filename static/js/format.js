@@ -56,7 +56,7 @@ export function statsFacts(stats) {
 /** What a running turn is doing, as it says itself. */
 export function stageText({ stage, position, done, total }) {
   if (stage === "queued") {
-    return position > 0 ? fill(gettext("Queued, #%(n)s"), { n: number(position) }) : gettext("Queued, next");
+    return position > 0 ? fill(gettext("Queued, #%(n)s"), { n: number(position) }) : gettext("Starting");
   }
   if (stage === "reading") {
     if (!total) return gettext("Reading");

@@ -9,7 +9,7 @@ export class Follower {
     this.scroller = scroller;
     this.button = button;
     this.isFollowing = true;
-    this.last = { top: 0, height: 0 };
+    this.last = { top: 0, end: 0 };
     const release = () => this.#set(false);
     scroller.addEventListener("scroll", () => this.#scrolled(), { passive: true });
     scroller.addEventListener("wheel", (event) => { if (event.deltaY < 0) release(); }, { passive: true });
@@ -46,8 +46,8 @@ export class Follower {
   }
 
   #scrolled() {
-    const { scrollTop: top, scrollHeight: height } = this.scroller;
-    const isShrunk = height < this.last.height; // then the browser moved the view, not the person
+    const { scrollTop: top } = this.scroller;
+    const isShrunk = this.#end() < this.last.end; // less text or a larger window: the browser moved the view, not the person
     if (top < this.last.top - 1 && !isShrunk) this.#set(false);
     else if (top > this.last.top && this.#distance() <= NEAR_PX) this.#set(true);
     this.#remember();
@@ -55,7 +55,11 @@ export class Follower {
   }
 
   #distance() {
-    return this.scroller.scrollHeight - this.scroller.scrollTop - this.scroller.clientHeight;
+    return this.#end() - this.scroller.scrollTop;
+  }
+
+  #end() {
+    return this.scroller.scrollHeight - this.scroller.clientHeight;
   }
 
   #set(isFollowing) {
@@ -68,6 +72,6 @@ export class Follower {
   }
 
   #remember() {
-    this.last = { top: this.scroller.scrollTop, height: this.scroller.scrollHeight };
+    this.last = { top: this.scroller.scrollTop, end: this.#end() };
   }
 }
