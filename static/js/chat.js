@@ -11,7 +11,7 @@ import { shortcut } from "./keys.js";
 import { statsOf } from "./message.js";
 import { Model } from "./model.js";
 import { Pending } from "./pending.js";
-import { Requests } from "./requests.js";
+import { RequestError, Requests } from "./requests.js";
 import { Follower } from "./scroll.js";
 import { Sidebar } from "./sidebar.js";
 import { Socket } from "./socket.js";
@@ -69,28 +69,31 @@ function addresses({ urls: patterns, noId }) {
 
 // --- the connection
 
-let bannerTimer;
+let bannerTimer = null;
 let hasBeenOpen = false;
 
 function opened() {
+  const banner = byId("banner");
+  if (!banner.hidden) announce(gettext("The connection is back"));
+  banner.hidden = true;
   clearTimeout(bannerTimer);
-  if (!byId("banner").hidden) announce(gettext("The connection is back"));
-  byId("banner").hidden = true;
+  bannerTimer = null;
   byId("shell").dataset.connection = "open";
   conversation.opened(!hasBeenOpen);
   hasBeenOpen = true;
 }
 
+/** The line is down. A short break is not worth a banner, so it comes late; each attempt only changes what it says. */
 function waiting(delayMs) {
+  const banner = byId("banner");
   byId("shell").dataset.connection = "lost";
   conversation.lost();
-  clearTimeout(bannerTimer);
-  const text = fill(gettext("No connection to the server. Trying again in %(n)s s; you can go on writing."), { n: Math.max(1, Math.round(delayMs / 1000)) });
-  bannerTimer = setTimeout(() => {
-    byId("banner").querySelector("span").textContent = text;
-    byId("banner").querySelector("button").hidden = false;
-    byId("banner").hidden = false;
-  }, byId("banner").hidden ? SHOW_BANNER_AFTER_MS : 0);
+  const pause = Math.max(1, Math.round(delayMs / 1000));
+  banner.querySelector("span").textContent = fill(
+    gettext("No connection to the server. Trying again in %(n)s s; you can go on writing."), { n: pause },
+  );
+  banner.querySelector("button").hidden = false;
+  bannerTimer ??= setTimeout(() => { banner.hidden = false; }, SHOW_BANNER_AFTER_MS);
 }
 
 function loggedOut() {
@@ -129,10 +132,9 @@ function listen() {
   }, { root: byId("scroller"), rootMargin: "400px 0px 0px 0px" }).observe(byId("older"));
   new ResizeObserver(() => follower.pin()).observe(byId("scroller"));
   addEventListener("unhandledrejection", (event) => {
-    if (event.reason?.code) {
-      event.preventDefault();
-      notify(event.reason.message);
-    }
+    if (!(event.reason instanceof RequestError)) return;
+    event.preventDefault();
+    report(event.reason);
   });
   document.addEventListener("visibilitychange", async () => {
     // Logged in again in another tab: a fresh page has the new session's token; drafts and unsent messages are kept.
@@ -206,8 +208,12 @@ async function attempt(action) {
   try {
     await action();
   } catch (error) {
-    notify(error.message);
+    report(error);
   }
+}
+
+function report(error) {
+  if (error.code !== "unauthenticated") notify(error.message); // for that there is a dialog
 }
 
 function pressed(event) {

@@ -196,3 +196,17 @@ def test_one_page_has_one_socket(context: BrowserContext) -> None:
     ask(page, "Say a preposition.")
     send(page, "And one more.")
     assert len(sockets) == 1
+
+
+def test_a_lost_connection_is_told_and_so_is_its_return(page: Page, server: Server, problems: list[str]) -> None:
+    """Attempts that fail quickly do not put the banner off."""
+    server.stop()
+    expect(page.get_by_text("No connection to the server.")).to_be_visible(timeout=4_000)
+    composer(page).fill("Still writing")
+    server.start()
+    expect(page.locator("#banner")).to_be_hidden(timeout=40_000)
+    expect(page.locator('[data-connection="open"]')).to_have_count(1)
+    expect(page.locator("#model-chip")).to_have_attribute("data-state", "ready", timeout=60_000)
+    expect(composer(page)).to_have_value("Still writing")
+    composer(page).fill("")
+    problems[:] = [text for text in problems if "ERR_CONNECTION" not in text]
