@@ -266,7 +266,8 @@ def _presets_of(user: User) -> QuerySet[Preset]:
 
 def _key(value: UUID) -> UUID | str:
     """A UUID as this database stores it, for a raw query."""
-    return Message._meta.pk.get_db_prep_value(value, connection)
+    key: UUID | str = Message._meta.pk.get_db_prep_value(value, connection)
+    return key
 
 
 def _cursor_of(conversation: Conversation) -> str:
