@@ -93,7 +93,8 @@ class Problems(list[str]):
         page.on("pageerror", lambda error: self.append(f"{page.url}: {error}"))
 
     def _said(self, message: ConsoleMessage) -> None:
-        if message.type in ("error", "warning"):
+        is_left = "closed before the connection is established" in message.text  # a page left while it was connecting
+        if message.type in ("error", "warning") and not is_left:
             self.append(message.text)
 
 
