@@ -20,6 +20,8 @@ from collections.abc import Callable, Mapping
 from dataclasses import MISSING, asdict, dataclass, field, fields
 from typing import Any, ClassVar, Union, get_args, get_origin, get_type_hints
 
+from django.utils.translation import gettext as _
+
 from chatapp.errors import Invalid
 
 MAX_MESSAGE_CHARS = 100_000
@@ -339,15 +341,16 @@ def _read_text(name: str, value: Any) -> str:
 def checked_text(value: str) -> str:
     """A message as it may be stored. Raises Invalid."""
     if not value.strip():
-        raise Invalid("The message is empty.")
+        raise Invalid(_("The message is empty."))
     if len(value) > MAX_MESSAGE_CHARS:
         raise Invalid(
-            f"The message has {len(value):,} characters, at most {MAX_MESSAGE_CHARS:,} are allowed.",
+            _("The message has %(num)s characters, at most %(max)s are allowed.")
+            % {"num": f"{len(value):,}", "max": f"{MAX_MESSAGE_CHARS:,}"},
             num_chars=len(value),
             max_chars=MAX_MESSAGE_CHARS,
         )
     if "\0" in value or _SURROGATE.search(value):
-        raise Invalid("The message holds a character that cannot be stored (NUL or half a surrogate pair).")
+        raise Invalid(_("The message holds a character that cannot be stored (NUL or half a surrogate pair)."))
     return value
 
 
