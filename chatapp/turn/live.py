@@ -68,8 +68,16 @@ class _Lag:
     end: str | None = None
 
 
+@dataclass(slots=True)
+class _Unacked:
+    """What has been sent about one message and not been acknowledged: (seq, characters), oldest first."""
+
+    conversation_id: UUID
+    frames: deque[tuple[int, int]] = field(default_factory=deque)
+
+
 class Live:
-    """The registry: at most one running turn per conversation, any number of watchers."""
+    """The registry: one running turn per conversation, any number of watchers."""
 
     def __init__(self) -> None:
         self._turns: dict[UUID, LiveTurn] = {}  # by message
@@ -100,8 +108,10 @@ class Live:
         return bool(self._watchers_of.get(turn.conversation_id))
 
     def add(self, turn: LiveTurn) -> None:
-        """Register a turn and show its beginning to the tabs that watch its conversation."""
-        assert turn.conversation_id not in self._turn_of, "the schema allows one open message per conversation"
+        """Register a turn and show its beginning to the tabs that watch its conversation.
+
+        The turn before it may still be there: ended in the database, its last frame on the way.
+        """
         self._turns[turn.message_id] = turn
         self._turn_of[turn.conversation_id] = turn
         for watcher in self._watchers(turn):
@@ -154,8 +164,10 @@ class Live:
             stats=stats,
             error=error,
         )
-        del self._turns[turn.message_id]
-        del self._turn_of[turn.conversation_id]
+        if self._turns.get(turn.message_id) is turn:  # else it is being continued already
+            del self._turns[turn.message_id]
+        if self._turn_of.get(turn.conversation_id) is turn:
+            del self._turn_of[turn.conversation_id]
         self._publish(turn, turn.end)
 
     def broadcast(self, frame: wire.ServerFrame) -> None:
@@ -192,7 +204,7 @@ class Watcher:
         self._pending: list[str] = []
         self._wakeup = asyncio.Event()
         self._conversations: set[UUID] = set()
-        self._unacked: dict[UUID, deque[tuple[int, int]]] = {}  # by message: (seq, characters)
+        self._unacked: dict[UUID, _Unacked] = {}  # by message
         self._unacked_chars = 0
         self._lags: dict[UUID, _Lag] = {}  # by message
         live._sockets.add(self)
@@ -238,12 +250,10 @@ class Watcher:
         watchers.discard(self)
         if not watchers:
             self._live._watchers_of.pop(conversation_id, None)
-        for message_id, lag in list(self._lags.items()):
-            if lag.turn.conversation_id == conversation_id:
-                self._forgive(message_id)
-        turn = self._live.in_conversation(conversation_id)
-        if turn is not None:
-            self._forgive(turn.message_id)
+        lagging = [message_id for message_id, lag in self._lags.items() if lag.turn.conversation_id == conversation_id]
+        unacked = [message_id for message_id, sent in self._unacked.items() if sent.conversation_id == conversation_id]
+        for message_id in (*lagging, *unacked):
+            self._forgive(message_id)
         return True
 
     def show(self, turn: LiveTurn) -> None:
@@ -267,10 +277,11 @@ class Watcher:
         False: that was known already, or never sent.
         """
         sent = self._unacked.get(message_id)
-        is_news = bool(sent and sent[0][0] <= seq)
-        while sent and sent[0][0] <= seq:
-            self._unacked_chars -= sent.popleft()[1]
-        if sent is not None and not sent:
+        frames = sent.frames if sent is not None else deque()
+        is_news = bool(frames and frames[0][0] <= seq)
+        while frames and frames[0][0] <= seq:
+            self._unacked_chars -= frames.popleft()[1]
+        if sent is not None and not frames:
             del self._unacked[message_id]
         for lag in list(self._lags.values()):
             if self._unacked_chars > self._max_unacked_chars // 2:
@@ -293,7 +304,8 @@ class Watcher:
         self._wakeup.set()
 
     def _send(self, turn: LiveTurn, text: str) -> None:
-        self._unacked.setdefault(turn.message_id, deque()).append((turn.seq, len(text)))
+        sent = self._unacked.setdefault(turn.message_id, _Unacked(turn.conversation_id))
+        sent.frames.append((turn.seq, len(text)))
         self._unacked_chars += len(text)
         self._enqueue(text)
 
@@ -309,8 +321,9 @@ class Watcher:
         lag = self._lags.pop(message_id, None)
         if lag is not None:
             lag.timer.cancel()
-        for _seq, num_chars in self._unacked.pop(message_id, ()):
-            self._unacked_chars -= num_chars
+        sent = self._unacked.pop(message_id, None)
+        if sent is not None:
+            self._unacked_chars -= sum(num_chars for _seq, num_chars in sent.frames)
 
 
 def _apply(blocks: list[wire.Block], changed: Sequence[wire.Block], num_blocks: int) -> None:

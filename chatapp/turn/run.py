@@ -9,6 +9,7 @@ from __future__ import annotations
 import asyncio
 import logging
 import math
+import time
 from collections.abc import AsyncIterator, Callable, Coroutine
 from contextlib import aclosing, asynccontextmanager
 from dataclasses import asdict, replace
@@ -73,7 +74,9 @@ async def _start(
     if plan is None:
         ticket.release()
         return live.get(rows.assistant_message.id)
-    turn = LiveTurn(rows.conversation.id, rows.assistant_message.id, user.pk, on_text)
+    # From the clock: a reply that is continued, even after a restart, goes on above the seqs that tabs have seen of it.
+    first_seq = int(1000 * time.time())
+    turn = LiveTurn(rows.conversation.id, rows.assistant_message.id, user.pk, on_text, seq=first_seq)
     live.add(turn)
     turn.task = _spawn(_run_turn(live, turn, plan, ticket))
     _spawn(hints.aconversation_changed(user.pk, rows.conversation.id, title=rows.conversation.title))

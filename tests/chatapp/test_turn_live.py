@@ -213,6 +213,46 @@ async def test_the_last_words_of_a_server_are_sent_before_the_close() -> None:
     assert watcher.close_code == 1001
 
 
+async def test_a_tab_that_leaves_owes_nothing_for_what_it_saw() -> None:
+    live = Live()
+    tab = Tab(live, max_unacked_chars=2000)
+    for num in range(100):  # from conversation to conversation, each left with its last frame not acknowledged
+        turn = LiveTurn(uuid.uuid4(), uuid.uuid4(), num)
+        tab.watcher.watch(turn.conversation_id)
+        live.add(turn)
+        publish(live, turn, "a reply of some length " * 5)
+        live.publish_end(turn, status="done", blocks=turn.blocks, stats=None, error="")
+        assert tab.watcher.unwatch(turn.conversation_id)
+    assert tab.watcher._unacked_chars == 0
+    assert not tab.watcher._lags
+
+
+async def test_the_next_turn_may_begin_before_the_last_frame_of_the_one_before() -> None:
+    live = Live()
+    watcher = Watcher(live)
+    watcher.watch(CONVERSATION)
+    first, second = LiveTurn(CONVERSATION, uuid.uuid4(), 1), LiveTurn(CONVERSATION, uuid.uuid4(), 1)
+    live.add(first)
+    live.add(second)
+    live.publish_end(first, status="done", blocks=[], stats=None, error="")
+    assert live.in_conversation(CONVERSATION) is second
+    live.publish_end(second, status="done", blocks=[], stats=None, error="")
+    ended = [frame["message"] for frame in map(json.loads, watcher.take()) if frame["type"] == "turn.end"]
+    assert ended == [str(first.message_id), str(second.message_id)]
+    assert live.in_conversation(CONVERSATION) is None
+
+
+async def test_a_reply_may_be_continued_before_its_last_frame() -> None:
+    live = Live()
+    first, again = LiveTurn(CONVERSATION, MESSAGE, 1), LiveTurn(CONVERSATION, MESSAGE, 1, seq=100)
+    live.add(first)
+    live.add(again)
+    live.publish_end(first, status="stopped", blocks=[], stats=None, error="")
+    assert live.get(MESSAGE) is again
+    live.publish_end(again, status="done", blocks=[], stats=None, error="")
+    assert not live.turns
+
+
 async def test_a_closed_socket_watches_nothing() -> None:
     live = Live()
     watcher = Watcher(live)

@@ -17,7 +17,7 @@ from chatapp.executors import database
 from chatapp.markdown import render_blocks
 from chatapp.models import Conversation, Generation, Message, MessageStatus, User
 from chatapp.services import conversations, turns
-from chatapp.turn import run, writer
+from chatapp.turn import run, stream, writer
 from chatapp.turn.live import Live, LiveTurn
 from tests.chatapp import rows
 from tests.chatapp.fake_worker import END, HEADERS, FakeWorker
@@ -341,6 +341,32 @@ async def test_two_sends_in_one_conversation_do_not_run_at_once(alice: User, wor
     assert not llm._handle.places
 
 
+async def test_a_send_that_comes_before_the_last_frame_of_the_turn_before_it(
+    alice: User, worker: FakeWorker, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    is_rendered = asyncio.Event()
+
+    async def slow(self: stream.Publisher) -> tuple[wire.Block, ...]:
+        await is_rendered.wait()
+        return ()
+
+    monkeypatch.setattr(stream.Publisher, "final_blocks", slow)
+    live = Live()
+    first = await started(live, alice, send())
+    worker.finish()
+
+    async def is_closed() -> bool:
+        return (await stored(first)).status == "done"
+
+    async with asyncio.timeout(5):
+        while not await is_closed():
+            await asyncio.sleep(0.002)
+    second = await started(live, alice, after(first, "already?"))
+    worker.finish()
+    is_rendered.set()
+    assert [(await ended(turn)).status for turn in (first, second)] == ["done", "done"]
+
+
 # --- the prompt -------------------------------------------------------------------------------------------------------
 
 
@@ -408,7 +434,11 @@ async def test_continue_goes_on_from_the_ids_so_far(alice: User, worker: FakeWor
     tab = Tab(live)
     tab.watcher.watch(turn.conversation_id)
     frame = wire.TurnContinue(turn.conversation_id, turn.message_id)
+    await asyncio.sleep(0.002)  # seqs go by the millisecond
     again = await whole(live, worker, alice, frame, "s, zwei")
+    assert turn.end is not None
+    assert again.end is not None
+    assert again.end.seq > turn.end.seq
     first, second = (request.prompt_ids.tolist() for request in worker.requests)
     assert second == [*first, *b"ein"]  # no new header
     message = await stored(again)
