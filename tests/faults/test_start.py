@@ -71,5 +71,5 @@ def test_beyond_loopback_the_first_visit_needs_the_link(stopped_server: ServerPr
     server.start(RECOLLECT_ALLOWED_HOSTS="chat.example")
     (link,) = (line.split()[-1] for line in server.output if line.startswith("First visit"))
     path = link[link.index("/setup/") :]
-    assert server.get("/setup/")[0] != 200 or "token" not in path
+    assert server.get("/setup/")[0] == server.get("/setup/?token=guessed")[0] == 404
     assert server.get(path)[0] == 200
