@@ -38,11 +38,10 @@ serve: setup ## Run Recollect on 127.0.0.1:8000
 
 test: .venv/dev setup ## All quick tests: SQLite, then the database tests on PostgreSQL
 	$(PYTEST) -m "not slow"
-	$(BIN)/python -m tests.postgres $(PYTEST) tests/chatapp tests/faults -m "not slow and not model"
+	$(BIN)/python -m tests.postgres $(PYTEST) tests/chatapp -m "not slow and not model"
 
 test-slow: .venv/dev setup ## The tests that take longer
 	$(PYTEST) -m slow
-	$(BIN)/python -m tests.postgres $(PYTEST) tests/chatapp tests/faults -m "slow and not model"
 
 ifeq ($(TESTS),slow)
 check: lint types floors docs test-slow ## Lint, types, floors, docs, tests: what CI runs

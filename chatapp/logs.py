@@ -41,3 +41,11 @@ class LineFormatter(logging.Formatter):
 def escaped(text: str) -> str:
     """`text` with every control character written as Python writes it: \\n, \\x1b, \\u2028."""
     return _CONTROL.sub(lambda found: found.group().encode("unicode_escape").decode("ascii"), text)
+
+
+class NotReadyFilter(logging.Filter):
+    """Drops Django's line for each 503 of the readiness check: a poll every few seconds that asks is not a failure."""
+
+    def filter(self, record: logging.LogRecord) -> bool:
+        path = getattr(getattr(record, "request", None), "path_info", "")
+        return not (getattr(record, "status_code", 0) == 503 and path == "/healthz/ready")

@@ -14,7 +14,6 @@ from csp.constants import NONE, SELF, UNSAFE_EVAL, UNSAFE_INLINE
 from django.core.exceptions import ImproperlyConfigured
 from django.templatetags.static import static
 from django.urls import reverse_lazy
-from django.utils.translation import gettext_lazy as _
 
 from chatapp import databases, env, keys
 from chatapp.default_model import DEFAULT_MODEL
@@ -235,9 +234,10 @@ ADMIN_CONTENT_SECURITY_POLICY = _STRICT_POLICY | {
 
 # --- language and time ------------------------------------------------------------------------------------------------
 
-LANGUAGES = [("en", _("English")), ("zh-hans", _("Simplified Chinese"))]
+LANGUAGES = [("en", "English"), ("zh-hans", "简体中文")]  # each in its own words: a person finds the own one
 LANGUAGE_CODE = env.choice("RECOLLECT_LANGUAGE", "en", [code for code, _name in LANGUAGES])
 LOCALE_PATHS = [BASE_DIR / "locale"]
+FORMAT_MODULE_PATH = "chatapp.formats"
 USE_I18N = True
 USE_TZ = True
 TIME_ZONE = env.text("RECOLLECT_TIME_ZONE", "UTC")
@@ -253,10 +253,12 @@ LOGGING: dict[str, Any] = {
     "version": 1,
     "disable_existing_loggers": False,
     "formatters": {"line": {"()": "chatapp.logs.LineFormatter"}},
+    "filters": {"not_ready": {"()": "chatapp.logs.NotReadyFilter"}},
     "handlers": {"stderr": {"class": "logging.StreamHandler", "formatter": "line"}},
     "root": {"handlers": ["stderr"], "level": RECOLLECT_LOG_LEVEL},
     "loggers": {
         "django": {"handlers": [], "level": RECOLLECT_LOG_LEVEL, "propagate": True},
+        "django.request": {"filters": ["not_ready"]},
         # At DEBUG it would log every statement with its parameters, and these are texts of people.
         "django.db.backends": {"level": "INFO"},
     },

@@ -16,7 +16,7 @@ from queue import Empty, SimpleQueue
 from typing import Literal
 
 from inference.engine.llm_engine import LLMEngine, ProgressFn
-from inference.errors import EngineStopped, QueueFull
+from inference.errors import EngineStopped, InferenceError, QueueFull
 from inference.types import EngineStats, Event, FinishedEvent, FinishReason, Request, RequestStats
 
 logger = logging.getLogger(__name__)
@@ -110,6 +110,9 @@ class Worker:
             problem = ""
         except EngineStopped:  # asked to stop while loading
             problem = ""
+        except InferenceError as error:  # says all there is to say: a missing file, a model of another kind
+            logger.error("the engine has ended: %s", error)
+            problem = str(error)
         except Exception as error:
             logger.exception("the engine has ended")
             problem = str(error) or type(error).__name__
@@ -120,7 +123,8 @@ class Worker:
         while not self._is_stopping:
             self._run_commands(engine, is_waiting=not engine.has_work)
             try:
-                events = engine.step()
+                self._deliver(engine, engine.schedule_step())
+                events = engine.run_step()
             except Exception as error:
                 logger.exception("a step has failed")
                 events = engine.fail_step(f"internal error: {type(error).__name__}")
