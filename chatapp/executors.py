@@ -7,13 +7,13 @@ Rendering has threads of its own: a page of Markdown never waits behind a databa
 from __future__ import annotations
 
 import asyncio
-import contextvars
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from functools import partial
 from typing import ParamSpec, TypeVar
 
 from django.db import close_old_connections
+from django.utils import translation
 
 P = ParamSpec("P")
 R = TypeVar("R")
@@ -33,8 +33,14 @@ async def render(function: Callable[P, R], *args: P.args, **kwargs: P.kwargs) ->
 
 
 async def _run(executor: ThreadPoolExecutor, call: Callable[[], R]) -> R:
-    context = contextvars.copy_context()  # the language of the person goes along
-    return await asyncio.get_running_loop().run_in_executor(executor, context.run, call)
+    # The person's language goes along. A copied context does not carry it: asgiref hides what another thread has set.
+    in_language = partial(_with_language, translation.get_language(), call)
+    return await asyncio.get_running_loop().run_in_executor(executor, in_language)
+
+
+def _with_language(language: str, call: Callable[[], R]) -> R:
+    with translation.override(language):
+        return call()
 
 
 def _with_fresh_connections(function: Callable[..., R], *args: object, **kwargs: object) -> R:
