@@ -312,12 +312,24 @@ async def generate(
     except EngineStopped as error:
         raise EngineUnavailable(_("The engine has stopped: %(error)s.") % {"error": error}) from error
     except QueueFull as error:
-        raise Busy(str(error), num_waiting=error.num_waiting, max_waiting=error.max_waiting) from error
+        raise Busy(
+            _("Too many replies are waiting (%(num)s). Try again.") % {"num": error.num_waiting},
+            num_waiting=error.num_waiting,
+            max_waiting=error.max_waiting,
+        ) from error
     except PromptTooLong as error:
-        raise WindowFull(str(error), num_prompt_tokens=error.num_prompt_tokens, window=error.max_tokens) from error
+        raise WindowFull(
+            _("The prompt has %(prompt)s tokens, and with a reply that is more than the model's window of %(window)s.")
+            % {"prompt": f"{error.num_prompt_tokens:,}", "window": f"{error.max_tokens:,}"},
+            num_prompt_tokens=error.num_prompt_tokens,
+            window=error.max_tokens,
+        ) from error
     try:
         while True:
             event = await events.get()
+            if isinstance(event, FinishedEvent) and event.error:
+                sentence = _("The engine gave this reply up: %(error)s.") % {"error": event.error.rstrip(".")}
+                event = replace(event, error=sentence)
             yield event
             if isinstance(event, FinishedEvent):
                 return
