@@ -11,6 +11,7 @@ from django import forms
 from django.conf import settings
 from django.contrib.auth.forms import PasswordChangeForm
 from django.utils.translation import gettext_lazy as _
+from django.utils.translation import pgettext_lazy
 
 from chatapp.errors import ChatError
 from chatapp.models import User
@@ -39,7 +40,9 @@ class RefusableForm(forms.Form):
 
 class LoginForm(RefusableForm):
     username = forms.CharField(
-        label=_("Name"), max_length=150, widget=forms.TextInput(attrs={"autocomplete": "username", "autofocus": True})
+        label=pgettext_lazy("of a person", "Name"),
+        max_length=150,
+        widget=forms.TextInput(attrs={"autocomplete": "username", "autofocus": True}),
     )
     password = _password(_("Password"), "current-password")
 
@@ -48,7 +51,7 @@ class AccountForm(RefusableForm):
     """A new account: the owner's, or one by sign-up."""
 
     username = forms.CharField(
-        label=_("Name"),
+        label=pgettext_lazy("of a person", "Name"),
         max_length=150,
         help_text=_("Letters, digits and @ . + - _"),
         widget=forms.TextInput(attrs={"autocomplete": "username", "autofocus": True, "spellcheck": "false"}),

@@ -14,6 +14,7 @@ from typing import ClassVar
 from django.contrib.auth.models import AbstractUser
 from django.db import models
 from django.db.models import F, Q
+from django.utils.translation import gettext
 from django.utils.translation import gettext_lazy as _
 
 
@@ -287,7 +288,11 @@ class Generation(models.Model):
         ]
 
     def __str__(self) -> str:
-        return f"{self.model_name}: {self.num_prompt_tokens} prompt, {self.num_generated} generated"
+        return gettext("%(model)s: %(prompt)s prompt, %(generated)s generated") % {
+            "model": self.model_name,
+            "prompt": self.num_prompt_tokens,
+            "generated": self.num_generated,
+        }
 
     @property
     def num_reused(self) -> int:

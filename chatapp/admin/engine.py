@@ -33,10 +33,22 @@ def engine_page(request: HttpRequest) -> HttpResponse:
             **admin.site.each_context(request),
             "title": _("Engine"),
             "status": status,
+            "state_label": _state_label(status.state),
             "loaded_percent": f"{100 * status.progress:.0f}",
             **(_numbers(status.stats) if status.stats else {}),
         },
     )
+
+
+def _state_label(state: llm.EngineState) -> str:
+    return {
+        llm.EngineState.OFF: _("Not started"),
+        llm.EngineState.LOADING: _("Loading"),
+        llm.EngineState.READY: _("Ready"),
+        llm.EngineState.FAILED: _("Failed"),
+        llm.EngineState.DRAINING: _("About to stop"),
+        llm.EngineState.STOPPED: _("Stopped"),
+    }[state]
 
 
 def _numbers(stats: llm.EngineStats) -> dict[str, Any]:

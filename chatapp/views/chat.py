@@ -187,14 +187,17 @@ def _data(
     }
 
 
-def _starters() -> list[tuple[str, str]]:
-    """Ideas for a first message, in two parts: what is asked, and about what."""
-    return [
+def _starters() -> list[tuple[str, str, str]]:
+    """Ideas for a first message, in two parts: what is asked, and about what; then both as one sentence."""
+    ideas = [
         (_("Explain photosynthesis"), _("to a curious ten-year-old")),
         (_("Write a short story"), _("about a lighthouse keeper and a lost letter")),
         (_("Give me five ideas"), _("for a rainy Sunday afternoon")),
         (_("Show me a Python function"), _("that finds the longest word in a sentence")),
     ]
+    # Translators: how the two parts of an idea for a first message are joined.
+    joined = _("%(what)s %(about)s")
+    return [(what, about, joined % {"what": what, "about": about}) for what, about in ideas]
 
 
 def _uuid(text: str) -> uuid.UUID:

@@ -1,7 +1,18 @@
 /* Copying, also where the page is not a secure context (plain http in a LAN) and the clipboard API is absent. */
 
-/** Put the text that `loading` promises on the clipboard. Rejects when the browser refuses. */
+import { gettext } from "./i18n.js";
+
+/** Put the text that `loading` promises on the clipboard. Rejects when it does not come, or when the browser refuses. */
 export async function copy(loading) {
+  try {
+    await put(loading);
+  } catch (error) {
+    await loading; // what went wrong there has a sentence of its own
+    throw new Error(gettext("The browser does not allow copying here."), { cause: error });
+  }
+}
+
+async function put(loading) {
   if (navigator.clipboard?.write && globalThis.ClipboardItem) {
     // The promise goes in unresolved: Safari wants the call inside the click, before the text has come.
     const blob = loading.then((text) => new Blob([text], { type: "text/plain" }));
