@@ -6,9 +6,11 @@ MANAGE := $(BIN)/python manage.py
 PYTEST := $(BIN)/python -m pytest
 # `make check TESTS=slow` runs the slow tests only, for when `make test` has just passed.
 TESTS ?= all
+# Terminal commands speak English only; where a sentence stands in the source would change with every commit.
+MESSAGES := --no-wrap --no-location --no-obsolete $(foreach path,.venv staticfiles var docs tests chatapp/management/*,-i '$(path)')
 
 .DEFAULT_GOAL := help
-.PHONY: help setup serve test test-slow check lint types floors docs format bench bench-peers pictures clean
+.PHONY: help setup serve test test-slow check lint types floors docs format messages bench bench-peers pictures clean
 
 help: ## List the targets
 	@grep -hE '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | awk -F ':.*## ' '{printf "  make %-12s %s\n", $$1, $$2}'
@@ -66,6 +68,12 @@ docs: .venv/dev
 format: .venv/dev ## Format the code
 	$(BIN)/ruff check --fix .
 	$(BIN)/ruff format .
+
+messages: .venv/base ## Take new sentences into locale/ and compile it (needs GNU gettext)
+	@command -v msgmerge >/dev/null || { echo "make messages needs GNU gettext: apt install gettext, or brew install gettext"; exit 1; }
+	$(MANAGE) makemessages -d django -l zh_Hans $(MESSAGES)
+	$(MANAGE) makemessages -d djangojs -l zh_Hans $(MESSAGES)
+	$(MANAGE) compilemessages -i .venv
 
 bench: setup ## Measure: the engine, then what the app adds to it
 	$(BIN)/python -m inference.bench --suite core
