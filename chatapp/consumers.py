@@ -70,15 +70,18 @@ class ChatConsumer(AsyncWebsocketConsumer):  # type: ignore[misc]  # channels is
         self._frames = TokenBucket(rate=20, burst=100)
         self._chars = TokenBucket(rate=1024**2 / 60, burst=2 * 1024**2)
         self._session_key = self.scope["cookies"].get(settings.SESSION_COOKIE_NAME, "")
+        self._language = _language_of_browser(self.scope)
         try:
-            user = await self._check_session()
+            with translation.override(self._language):
+                user = await self._check_session()
         except StorageUnavailable as error:
             self.watcher.reply(_error(error))
             self.watcher.close(CLOSE_TRY_AGAIN)
             return
         if user is not None:
             self.user = user
-            self._language = _language_of(user, self.scope)
+            if translation.check_for_language(user.language):
+                self._language = user.language
             await self.channel_layer.group_add(hints.group_of(user.pk), self.channel_name)
 
     async def disconnect(self, code: int) -> None:
@@ -181,10 +184,8 @@ def _error(error: ChatError) -> wire.Error:
     )
 
 
-def _language_of(user: User, scope: dict[str, Any]) -> str:
-    """As on the pages: the person's own choice, else the browser's."""
-    if user.language:
-        return user.language
+def _language_of_browser(scope: dict[str, Any]) -> str:
+    """As on the pages: by the handshake's cookie, else by what the browser accepts."""
     request = HttpRequest()
     request.COOKIES = scope["cookies"]
     accepted = dict(scope["headers"]).get(b"accept-language", b"").decode("latin1")
