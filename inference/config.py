@@ -58,7 +58,7 @@ class EngineConfig:
 
     block_size: int = 16
     pool_tokens: int = 16_384
-    max_batch_tokens: int = 512  # token budget of one step: bounds how long a running reply waits for another's prefill
+    max_batch_tokens: int = 512  # most tokens of one step; PrefillPace takes fewer where they last too long
     max_running: int = 8
     max_waiting: int = 32
     max_model_len: int = 0  # 0: what the model was trained for

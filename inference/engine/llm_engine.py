@@ -1,5 +1,7 @@
 """LLMEngine: requests in, events out. Synchronous: step() schedules, runs one forward pass and postprocesses.
 
+A step has two halves, so that what was decided can be told before the pass, which takes its time.
+
 Knows no thread: one owner makes all calls (see worker.py), but for check_request(), stats() and the attributes, which
 are safe from any thread. The clock comes in as an argument.
 """
@@ -16,6 +18,7 @@ import numpy as np
 
 from inference.config import EngineConfig
 from inference.engine.model_runner import ModelRunner
+from inference.engine.pace import PrefillPace
 from inference.engine.reply import Reply
 from inference.engine.scheduler import Scheduler
 from inference.engine.sequence import Chunk, Sequence
@@ -106,7 +109,8 @@ class LLMEngine:
             is_enabled=config.is_prefix_cache_enabled,
         )
         self.clock = clock
-        self._scheduler = Scheduler(config, self.cache)
+        self._pace = PrefillPace(config.max_batch_tokens)
+        self._scheduler = Scheduler(config, self.cache, self._pace)
         self._runner = ModelRunner(model, kv)
         self._stats = StatsRecorder(
             self.cache, max_waiting=config.max_waiting, pool_bytes=kv.nbytes, started_at=clock()
@@ -151,7 +155,7 @@ class LLMEngine:
         self._refresh_stats()
 
     def cancel(self, request_id: str) -> None:
-        """End a request; the next step() returns its FinishedEvent. An unknown or finished id is ignored."""
+        """End a request; the next half of a step returns its FinishedEvent. An unknown or finished id is ignored."""
         if sequence := self._sequences.get(request_id):
             self._finish(sequence, FinishReason.CANCELLED)
             self._refresh_stats()
@@ -167,19 +171,33 @@ class LLMEngine:
         return bool(self._sequences or self._events)
 
     def step(self) -> list[Event]:
-        """Run one forward pass over what is due and return what has happened since the last call.
+        """Run one forward pass over what is due and return what has happened since the last call."""
+        return [*self.schedule_step(), *self.run_step()]
+
+    def schedule_step(self) -> list[Event]:
+        """The first half: choose the batch. Returns what has happened so far: ends of cancelled requests, places in the
+        queue, and who begins to be read."""
+        self._batch = self._scheduler.schedule(self.clock())
+        self._report_queue()
+        for sequence in self._scheduler.admitted:
+            self._report(sequence, num_done=sequence.num_computed, num_total=sequence.num_tokens)
+        return self._take_events()
+
+    def run_step(self) -> list[Event]:
+        """The second half: one forward pass over the batch, and what comes of it.
 
         A pass that fails ends the requests of its batch with ERROR; the others go on.
         """
-        self._batch = self._scheduler.schedule(self.clock())
-        self._report_queue()
+        self._batch = [chunk for chunk in self._batch if not chunk.sequence.is_finished]  # cancelled in between
         if self._batch:
+            started_at = self.clock()
             try:
                 logits = self._runner.run(self._batch)
             except FORWARD_ERRORS as error:
                 logger.exception("forward pass over %d sequences failed", len(self._batch))
                 self._fail(f"the computation failed: {type(error).__name__}: {error}")
             else:
+                self._record_pace(self.clock() - started_at)
                 self._postprocess(logits)
         return self._take_events()
 
@@ -234,6 +252,12 @@ class LLMEngine:
             if is_last:
                 self._take_token(sequence, next(rows))
         self._batch = []
+
+    def _record_pace(self, seconds: float) -> None:
+        num_read = sum(chunk.num_tokens for chunk in self._batch if chunk.sequence.stage == Stage.READING)
+        if num_read:
+            is_beside = any(chunk.sequence.stage == Stage.WRITING for chunk in self._batch)
+            self._pace.record(num_read, seconds, is_beside=is_beside)
 
     def _take_token(self, sequence: Sequence, logits: F32) -> None:
         """Sample the next token from logits (V,), report it, and finish the sequence if it was the last."""

@@ -14,6 +14,7 @@ from __future__ import annotations
 from bisect import insort
 
 from inference.config import EngineConfig
+from inference.engine.pace import PrefillPace, even_part
 from inference.engine.sequence import Chunk, Sequence
 from inference.errors import QueueFull
 from inference.kvcache.prefix_cache import PrefixCache
@@ -26,12 +27,14 @@ class Scheduler:
     A preempted sequence keeps its place in that order, so it is admitted before all that came after it.
     """
 
-    def __init__(self, config: EngineConfig, cache: PrefixCache) -> None:
+    def __init__(self, config: EngineConfig, cache: PrefixCache, pace: PrefillPace) -> None:
         self.waiting: list[Sequence] = []
         self.running: list[Sequence] = []
+        self.admitted: list[Sequence] = []  # by the last schedule()
         self.num_preemptions = 0
         self._config = config
         self._cache = cache
+        self._pace = pace
 
     def add(self, sequence: Sequence) -> None:
         """Queue a sequence. Raises QueueFull when max_waiting would wait even with every running place taken."""
@@ -41,17 +44,20 @@ class Scheduler:
         insort(self.waiting, sequence, key=_order)
 
     def schedule(self, now: float) -> list[Chunk]:
-        """The chunks of the next step, within max_batch_tokens: decoding first, then prefill, then newcomers.
+        """The chunks of the next step: decoding first, then prefill, then newcomers.
 
-        Empty only when nothing is alive. Admits and preempts; the chunks count as computed when the caller says so.
+        All within max_batch_tokens, prefill within the pace. Empty only when nothing is alive. Admits and preempts; the
+        chunks count as computed when the caller says so.
         """
+        self.admitted = []
         budget = self._config.max_batch_tokens
         chunks: list[Chunk] = []
         decoding = [sequence for sequence in self.running if sequence.num_pending == 1]
         for sequence in decoding[:budget]:
             if sequence.stage != Stage.QUEUED and self._can_grow(sequence):  # queued: preempted a moment ago
                 chunks.append(Chunk(sequence, 1))
-        budget -= len(chunks)
+        is_beside = any(chunk.sequence.stage == Stage.WRITING for chunk in chunks)
+        budget = min(budget - len(chunks), self._pace.num_tokens(is_beside=is_beside))
         prefilling = [sequence for sequence in self.running if sequence.num_pending > 1]
         while budget > 0:
             if not prefilling:
@@ -60,7 +66,7 @@ class Scheduler:
                     break
                 prefilling.append(admitted)
             sequence = prefilling.pop(0)
-            num_tokens = min(budget, sequence.num_pending)
+            num_tokens = even_part(sequence.num_pending, budget)
             chunks.append(Chunk(sequence, num_tokens))
             budget -= num_tokens
         return chunks
@@ -93,6 +99,7 @@ class Scheduler:
             sequence.num_reused = num_reused
             sequence.admitted_at = now
         sequence.num_recomputed += max(0, sequence.num_lost - num_reused)
+        self.admitted.append(sequence)
         return sequence
 
     def _can_grow(self, sequence: Sequence) -> bool:

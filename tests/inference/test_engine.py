@@ -53,9 +53,67 @@ def test_events_come_in_the_order_of_the_stages():
     engine = make_engine(max_running=1)
     events = run(engine, make_request("a", HELLO, max_tokens=3), make_request("b", HELLO[:5], max_tokens=2))
     progress = [(e.stage, e.position, e.num_done, e.num_total) for e in events["a"] if isinstance(e, ProgressEvent)]
-    assert progress == [(Stage.READING, 0, 16, 30), (Stage.READING, 0, 30, 30), (Stage.WRITING, 0, 0, 0)]
+    assert progress == [
+        (Stage.READING, 0, 0, 30),
+        (Stage.READING, 0, 15, 30),
+        (Stage.READING, 0, 30, 30),
+        (Stage.WRITING, 0, 0, 0),
+    ]
     progress = [(e.stage, e.position, e.num_done) for e in events["b"] if isinstance(e, ProgressEvent)]
-    assert progress == [(Stage.QUEUED, 0, 0), (Stage.READING, 0, 5), (Stage.WRITING, 0, 0)]
+    assert progress == [(Stage.QUEUED, 0, 0), (Stage.READING, 0, 4), (Stage.READING, 0, 5), (Stage.WRITING, 0, 0)]
+
+
+def test_reading_is_told_before_the_pass_with_what_is_reused():
+    model = MarkerModel()
+    engine = make_engine(model)
+    run(engine, make_request("a", HELLO[:9]))
+    engine.add_request(make_request("b", HELLO))
+    num_passes = model.num_passes
+    assert engine.schedule_step() == [ProgressEvent("b", Stage.READING, num_done=9, num_total=30)]
+    assert engine.stats().num_running == 1
+    assert model.num_passes == num_passes
+    assert engine.run_step()[0] == ProgressEvent("b", Stage.READING, num_done=20, num_total=30)
+    assert model.num_passes == num_passes + 1
+
+
+def test_cancel_between_the_halves_of_a_step_leaves_the_others_in_the_batch():
+    engine = make_engine()
+    requests = [make_request(name, f"{name}bcdef") for name in "xy"]
+    for request in requests:
+        engine.add_request(request)
+    engine.schedule_step()
+    engine.cancel("x")
+    events = engine.run_step()
+    assert [event.finish_reason for event in events if event.request_id == "x"] == [R.CANCELLED]
+    engine.check_integrity()
+    assert run(engine).keys() == {"y"}
+
+
+def test_cancelled_request_ends_before_the_pass_of_the_others():
+    engine = make_engine()
+    for name in "ab":
+        engine.add_request(make_request(name, HELLO))
+    engine.step()
+    engine.cancel("a")
+    assert finished([event for event in engine.schedule_step() if event.request_id == "a"])
+    assert run(engine).keys() == {"b"}
+
+
+def test_chunks_follow_the_measured_speed_and_change_no_answer():
+    now = [0.0]
+
+    class SlowModel(MarkerModel):
+        def forward(self, batch, kv):
+            now[0] += 0.004 * len(batch.token_ids)
+            return super().forward(batch, kv)
+
+    engine = make_engine(SlowModel(), pool_tokens=1024, max_batch_tokens=512)
+    engine.clock = lambda: now[0]
+    request = make_request("a", HELLO * 16, max_tokens=3)
+    events = run(engine, request)["a"]
+    done = [e.num_done for e in events if isinstance(e, ProgressEvent) and e.stage == Stage.READING]
+    assert done == [0, 240, 300, 360, 420, 480]  # 0.96 s for the first chunk: from then on at most 75 tokens
+    assert ids_of(events) == expected_ids(request)
 
 
 def test_place_in_the_queue_is_reported_when_it_changes():
@@ -271,13 +329,13 @@ def test_cancel_between_two_chunks_ends_at_once_and_a_retry_reuses_what_was_comp
     assert engine.has_work
     end = finished(engine.step())
     assert end.finish_reason == R.CANCELLED
-    assert model.num_computed_tokens == 14
+    assert model.num_computed_tokens == 12  # two of five equal parts
     assert not engine.has_work
     engine.check_integrity()
     retry = make_request("b", HELLO)
     events = run(engine, retry)["b"]
     assert ids_of(events) == expected_ids(retry)
-    assert finished(events).stats.num_reused_ram == 14
+    assert finished(events).stats.num_reused_ram == 12
 
 
 def test_cancel_while_writing_keeps_the_text_so_far():

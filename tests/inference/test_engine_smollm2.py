@@ -116,7 +116,7 @@ def test_cancelled_and_asked_again_gives_the_whole_answer_from_warm_blocks(engin
     small.cancel("a")
     assert finished(small.step()).finish_reason == FinishReason.CANCELLED
     end = finished(run(small, request)["a"])
-    assert end.stats.num_reused_ram == 64
+    assert end.stats.num_reused_ram == 2 * -(-len(request.prompt_ids) // 4)  # two of four equal parts
     assert end.token_ids == cold
 
 

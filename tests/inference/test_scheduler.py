@@ -6,11 +6,12 @@ import numpy as np
 import pytest
 
 from inference.config import EngineConfig
+from inference.engine.pace import PrefillPace
 from inference.engine.scheduler import Scheduler
 from inference.engine.sequence import Sequence
 from inference.errors import QueueFull
 from inference.kvcache.prefix_cache import PrefixCache
-from inference.types import Request, SamplingParams
+from inference.types import Request, SamplingParams, Stage
 from tests.inference.fakes import MarkerStorage
 
 P = 4
@@ -19,17 +20,25 @@ P = 4
 class World:
     """A scheduler, and steps that compute what it says; `names` are those of the chunks with their sizes."""
 
-    def __init__(self, num_blocks: int = 16, **config) -> None:
+    def __init__(self, num_blocks: int = 16, *, max_model_len: int = 64, **config) -> None:
+        self.max_model_len = max_model_len
         settings = {"max_batch_tokens": 8, "max_running": 3, "max_waiting": 2} | config
         self.cache = PrefixCache(MarkerStorage(num_blocks, P), num_blocks=num_blocks, block_size=P, root=b"root")
-        self.scheduler = Scheduler(EngineConfig(block_size=P, **settings), self.cache)
+        config = EngineConfig(block_size=P, **settings)
+        self.pace = PrefillPace(config.max_batch_tokens)
+        self.scheduler = Scheduler(config, self.cache, self.pace)
         self.num_arrivals = 0
 
     def add(self, name: str, num_tokens: int, *, priority: int = 0, max_tokens: int = 100) -> Sequence:
         ids = np.full(num_tokens, self.num_arrivals, np.int32)
         request = Request(name, ids, SamplingParams(max_tokens=max_tokens), priority=priority)
         sequence = Sequence(
-            request, arrival=self.num_arrivals, max_model_len=64, sampler=None, reply=None, submitted_at=0.0
+            request,
+            arrival=self.num_arrivals,
+            max_model_len=self.max_model_len,
+            sampler=None,
+            reply=None,
+            submitted_at=0.0,
         )
         self.scheduler.add(sequence)
         self.num_arrivals += 1
@@ -44,6 +53,7 @@ class World:
             self.cache.publish(sequence.table, sequence.token_ids, sequence.num_computed)
             if is_last:
                 sequence.append(7)
+                sequence.stage = Stage.WRITING
         self.cache.check_integrity()
         return sizes
 
@@ -69,6 +79,24 @@ def test_decoding_goes_on_while_a_long_prompt_is_read():
     world.add("long", 30)
     sizes = [world.step() for _ in range(10)]
     assert all(step["a"] == 1 and step["long"] == 3 for step in sizes)
+
+
+def test_prompt_is_read_in_equal_parts():
+    world = World(num_blocks=64, max_batch_tokens=48)
+    world.add("a", 60)
+    assert [world.step(), world.step()] == [{"a": 30}, {"a": 30}]
+
+
+def test_pace_limits_what_is_read_and_never_who_writes():
+    world = World(num_blocks=999, max_batch_tokens=512, max_running=200, max_waiting=200, max_model_len=900)
+    for index in range(70):
+        world.add(f"w{index}", 1)
+    assert len(world.step()) == 70
+    world.pace.record(200, 60.0, is_beside=True)
+    world.add("long", 700)
+    sizes = world.step()
+    assert sizes.pop("long") == 64
+    assert list(sizes.values()) == [1] * 70
 
 
 def test_priority_goes_before_arrival_among_the_waiting():

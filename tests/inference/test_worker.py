@@ -9,7 +9,7 @@ import pytest
 
 from inference.engine.worker import Worker
 from inference.errors import EngineStopped, ModelFileError, PromptTooLong, QueueFull
-from inference.types import FinishedEvent, FinishReason, TokenEvent
+from inference.types import FinishedEvent, FinishReason, ProgressEvent, Stage, TokenEvent
 from tests.inference.fakes import MarkerModel, expected_ids, finished, ids_of, make_engine, make_request
 
 PATIENCE_S = 20
@@ -81,6 +81,35 @@ def test_request_is_answered_on_the_worker_thread(start):
     assert finished(receiver.events).finish_reason == R.LENGTH
     assert names == {"engine"}
     assert worker.stats().num_requests == 1
+
+
+def test_reading_is_told_while_the_first_pass_runs(start):
+    model = GatedModel()
+    worker = start(make_engine(model))
+    receiver = Receiver()
+    worker.submit(make_request("a", "hello"), receiver)
+    assert model.has_entered.wait(PATIENCE_S)
+    assert receiver.events == [ProgressEvent("a", Stage.READING, num_done=0, num_total=5)]
+    model.gate.set()
+    receiver.wait()
+
+
+def test_receiver_that_fails_before_the_first_pass_ends_its_request_only(start):
+    model = GatedModel()
+    worker = start(make_engine(model))
+    seen: list = []
+
+    def failing(event):
+        seen.append(event)
+        if isinstance(event, ProgressEvent):
+            raise RuntimeError("boom")
+
+    receiver, request = Receiver(), make_request("b", "hello")
+    model.gate.set()
+    worker.submit(make_request("a", "hello"), failing)
+    worker.submit(request, receiver)
+    assert finished(receiver.wait()).token_ids == tuple(expected_ids(request))
+    assert [type(event) for event in seen] == [ProgressEvent, FinishedEvent]
 
 
 def test_times_count_from_submission_even_if_a_step_is_under_way(start):
