@@ -4,6 +4,7 @@ Keys are taken in tiles of 256, aligned to absolute positions and always whole: 
 masked to minus infinity. So the products of a tile have one shape, whatever the length of the context, and a masked key
 contributes exactly zero. The softmax subtracts the maximum over all visible keys, which is exact in any order, and adds
 up inside a tile as a tree and over the tiles in order; a tile that is masked as a whole would add zero and is skipped.
+A sliding window is one more mask by absolute position, so that it changes nothing of this.
 
 A stretch of the context that lies in consecutive rows of the pool is read in place, the rest is gathered; the last,
 incomplete tile always is, into a zeroed copy: rows beyond the context may hold anything, NaN included.
@@ -66,31 +67,33 @@ class Context:
                 runs.append(TileRun(tile, 1, row))
         return cls(slots, tuple(runs))
 
-    def read(self, kv: KVStorage, layer: int, num_tiles: int, scratch: Scratch) -> list[tuple[int, F32, F32]]:
-        """(first tile, keys, values) of the first num_tiles tiles, each (K, n, TILE, D): views of pool or scratch."""
+    def read(self, kv: KVStorage, layer: int, tiles: range, scratch: Scratch) -> list[tuple[int, F32, F32]]:
+        """(first tile, keys, values) of stretches of the wanted tiles, each (K, n, TILE, D): views or scratch."""
         parts = []
         for index, run in enumerate(self.runs):
-            count = min(run.num_tiles, num_tiles - run.first_tile)
-            if count <= 0:
-                break
+            first, end = max(run.first_tile, tiles.start), min(run.first_tile + run.num_tiles, tiles.stop)
+            if first >= end:
+                continue
             keys, values = (
-                self._tiles(pool[layer], run, count, scratch, f"{name}{index}")
+                self._tiles(pool[layer], run, range(first, end), scratch, f"{name}{index}")
                 for name, pool in (("keys", kv.k), ("values", kv.v))
             )
-            parts.append((run.first_tile, keys, values))
+            parts.append((first, keys, values))
         return parts
 
-    def _tiles(self, pool: F32, run: TileRun, count: int, scratch: Scratch, name: str) -> F32:
-        """Tiles (K, count, TILE, D) of one layer's pool (K, N * P, D)."""
+    def _tiles(self, pool: F32, run: TileRun, tiles: range, scratch: Scratch, name: str) -> F32:
+        """Tiles (K, n, TILE, D) of one layer's pool (K, N * P, D)."""
         K, _, D = pool.shape
+        count = len(tiles)
         if run.row >= 0:
-            return pool[:, run.row : run.row + count * TILE].reshape(K, count, TILE, D)
-        slots = self.slots[run.first_tile * TILE : (run.first_tile + count) * TILE]
-        tiles = scratch.take(name, K, count * TILE, D)
+            row = run.row + (tiles.start - run.first_tile) * TILE
+            return pool[:, row : row + count * TILE].reshape(K, count, TILE, D)
+        slots = self.slots[tiles.start * TILE : tiles.stop * TILE]
+        gathered = scratch.take(name, K, count * TILE, D)
         for head in range(K):
-            np.take(pool[head], slots, axis=0, out=tiles[head, : len(slots)], mode="clip")
-        tiles[:, len(slots) :] = 0
-        return tiles.reshape(K, count, TILE, D)
+            np.take(pool[head], slots, axis=0, out=gathered[head, : len(slots)], mode="clip")
+        gathered[:, len(slots) :] = 0
+        return gathered.reshape(K, count, TILE, D)
 
 
 def _tile_rows(slots: I64) -> list[int]:
@@ -107,13 +110,14 @@ def _tile_rows(slots: I64) -> list[int]:
 class Piece:
     """One call's worth of query columns: start .. start + count - 1 of a job, put into `lanes`.
 
-    masks: (tile, bias (TILE, W)) for the tiles that are not visible to all columns as a whole.
+    tiles: those of which any column sees something; masks: (tile, bias (TILE, W)) for those of them that are not
+    visible to all columns as a whole.
     """
 
     start: int
     count: int
     lanes: Lanes
-    num_tiles: int
+    tiles: range
     masks: tuple[tuple[int, F32], ...]
 
 
@@ -131,44 +135,57 @@ class AttentionJob:
 
     @classmethod
     def of(
-        cls, first_column: int, positions: I32, context: Context, group: int, options: Sequence[Lanes]
+        cls,
+        first_column: int,
+        positions: I32,
+        context: Context,
+        group: int,
+        options: Sequence[Lanes],
+        window: int = 0,
     ) -> AttentionJob:
-        """positions (T,) of the tokens, ascending; `group` query heads share a kv head."""
+        """positions (T,) of the tokens, ascending; `group` query heads share a kv head. Of `window` positions a token
+        sees the newest, its own included; 0: all."""
         columns = np.repeat(positions, group)
         pieces = [
-            _piece(start, columns[start : start + count], lanes)
+            _piece(start, columns[start : start + count], lanes, window)
             for start, count, lanes in split_columns(options, len(columns))
         ]
         return cls(first_column, len(positions), context, tuple(pieces))
 
 
-def _piece(start: int, positions: I32, lanes: Lanes) -> Piece:
+def _piece(start: int, positions: I32, lanes: Lanes, window: int) -> Piece:
     """The piece for query columns at the given positions, with its masks."""
-    num_tiles = int(positions[-1]) // TILE + 1
+    oldest, newest = int(positions[0]), int(positions[-1])
+    first_seen = positions - window + 1 if window else np.zeros_like(positions)
+    tiles = range(max(0, int(first_seen[0])) // TILE, newest // TILE + 1)
     masks = []
-    for tile in range(int(positions[0] + 1) // TILE, num_tiles):
+    for tile in tiles:
+        if (tile + 1) * TILE <= oldest + 1 and tile * TILE >= first_seen[-1]:
+            continue
         keys = np.arange(tile * TILE, (tile + 1) * TILE)
         bias = np.zeros((TILE, lanes.width), np.float32)
-        bias[:, lanes.first : lanes.first + len(positions)][keys[:, None] > positions] = -np.inf
+        is_hidden = (keys[:, None] > positions) | (keys[:, None] < first_seen)
+        bias[:, lanes.first : lanes.first + len(positions)][is_hidden] = -np.inf
         masks.append((tile, bias))
-    return Piece(start, len(positions), lanes, num_tiles, tuple(masks))
+    return Piece(start, len(positions), lanes, tiles, tuple(masks))
 
 
-def attend(job: AttentionJob, q: F32, kv: KVStorage, layer: int, scratch: Scratch, out: F32) -> None:
-    """Attention of a job's tokens over their context. q, out (K, G, D, T): heads by kv head, one token per column."""
+def attend(job: AttentionJob, q: F32, kv: KVStorage, layer: int, scale: float, scratch: Scratch, out: F32) -> None:
+    """Attention of a job's tokens over their context. q, out (K, G, D, T): heads by kv head, one token per column;
+    scores are multiplied by scale."""
     K, G, D, T = q.shape
     queries = scratch.take("queries", K, D, T, G)
-    np.multiply(q.transpose(0, 2, 3, 1), np.float32(D**-0.5), out=queries)
+    np.multiply(q.transpose(0, 2, 3, 1), np.float32(scale), out=queries)
     queries = queries.reshape(K, D, T * G)
     attended = scratch.take("attended", K, D, T * G)
-    tiles = job.context.read(kv, layer, job.pieces[-1].num_tiles, scratch)
+    tiles = job.context.read(kv, layer, range(job.pieces[0].tiles.start, job.pieces[-1].tiles.stop), scratch)
     for piece in job.pieces:
         lanes = slice(piece.lanes.first, piece.lanes.first + piece.count)
         columns = slice(piece.start, piece.start + piece.count)
         x = scratch.take("query_lanes", K, 1, D, piece.lanes.width)
         x.fill(0)
         x[:, 0, :, lanes] = queries[:, :, columns]
-        step = max(1, MAX_SCORES // (piece.num_tiles * TILE * piece.lanes.width))
+        step = max(1, MAX_SCORES // (len(piece.tiles) * TILE * piece.lanes.width))
         for first in range(0, K, step):
             heads = slice(first, first + step)
             result = _attend_piece(piece, x[heads], [(t, k[heads], v[heads]) for t, k, v in tiles], scratch)
@@ -179,24 +196,22 @@ def attend(job: AttentionJob, q: F32, kv: KVStorage, layer: int, scratch: Scratc
 def _attend_piece(piece: Piece, x: F32, tiles: Sequence[tuple[int, F32, F32]], scratch: Scratch) -> F32:
     """Scaled queries x (K, 1, D, W) against key and value tiles (K, n, TILE, D). Returns scratch "result" (K, D, W)."""
     K, _, D, W = x.shape
-    num_tiles = piece.num_tiles
+    start, num_tiles = piece.tiles.start, len(piece.tiles)
+    seen = []  # (which of the piece's tiles, keys, values)
+    for first, keys, values in tiles:
+        low, high = max(first, start), min(first + keys.shape[1], piece.tiles.stop)
+        if low < high:
+            part = slice(low - first, high - first)
+            seen.append((slice(low - start, high - start), keys[:, part], values[:, part]))
     scores = scratch.take("scores", K, num_tiles, TILE, W)
-    for first, keys, _ in tiles:
-        count = min(keys.shape[1], num_tiles - first)
-        if count > 0:
-            np.matmul(keys[:, :count], x, out=scores[:, first : first + count])
+    for where, keys, _ in seen:
+        np.matmul(keys, x, out=scores[:, where])
     for tile, bias in piece.masks:
-        scores[:, tile] += bias
+        scores[:, tile - start] += bias
     _softmax_numerators(scores, scratch)
     weighted = scratch.take("weighted", K, num_tiles, D, W)
-    for first, _, values in tiles:
-        count = min(values.shape[1], num_tiles - first)
-        if count > 0:
-            np.matmul(
-                values[:, :count].swapaxes(2, 3),
-                scores[:, first : first + count],
-                out=weighted[:, first : first + count],
-            )
+    for where, _, values in seen:
+        np.matmul(values.swapaxes(2, 3), scores[:, where], out=weighted[:, where])
     # Axis 1 is an outer one: NumPy adds whole planes, tile after tile.
     totals = np.add.reduce(sum_rows(scores), axis=1)  # (K, 1, W)
     result = scratch.take("result", K, D, W)

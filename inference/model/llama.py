@@ -267,7 +267,7 @@ class LlamaModel:
         mixed.fill(0)
         for job in block.jobs:
             columns = slice(job.first_column, job.first_column + job.num_tokens)
-            attend(job, q[..., columns], kv, layer, scratch, out=mixed[..., columns])
+            attend(job, q[..., columns], kv, layer, D**-0.5, scratch, out=mixed[..., columns])
         added = scratch.take("added", *block.x.shape)
         np.matmul(weights.output, mixed.reshape(K * G * D, W), out=added)
         np.add(block.x, added, out=block.x)
