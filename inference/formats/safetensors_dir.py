@@ -14,18 +14,22 @@ from inference.config import ModelConfig
 from inference.errors import ModelFileError, UnsupportedModelError
 from inference.formats.architectures import KNOWN_ARCHITECTURES, check_shapes, expected_shapes
 from inference.formats.base import ModelFile, TokenizerSpec
-from inference.formats.mapping import digest_file, make_config, map_file, read_json, read_text
+from inference.formats.fp8_scales import SCALE_SUFFIX, read_block_size, scale_names
+from inference.formats.mapping import digest_file, make_config, map_file, read_json, read_text, release_pages
+from inference.formats.numbers import FLOAT_TYPES, as_f32, scale_blocks
 from inference.formats.safetensors_header import StoredTensor, read_header
 from inference.types import F32
 
 MAX_TOKENIZER_BYTES = 64 << 20
 INDEX_NAME = "model.safetensors.index.json"
-FLOAT_TYPES = ("F32", "F16", "BF16")
 NAMED_TOKENS = ("bos_token", "eos_token", "pad_token", "unk_token")
 
 
 class SafetensorsDir(ModelFile):
-    """Opened by reading the JSON files and the headers of all shards; weights stay on disk until tensor() is called."""
+    """Opened by reading the JSON files and the headers of all shards; weights stay on disk until tensor() is called.
+
+    What the last call has read is given back by the next one, so that only one tensor at a time is there twice.
+    """
 
     def __init__(self, path: Path) -> None:
         self.path = path
@@ -45,12 +49,17 @@ class SafetensorsDir(ModelFile):
         )
         self._shapes = expected_shapes(self.config)
         self._shards, self._tensors = _read_shards(path)
+        self._block_size = read_block_size(path / "config.json", raw)
+        self._last: tuple[Path, StoredTensor] | None = None
         self._check_tensors()
 
     def _check_tensors(self) -> None:
         ignored = {name for name in self._tensors if name.endswith(".rotary_emb.inv_freq")}  # computed from rope_theta
         if self.config.tie_word_embeddings:
             ignored.add("lm_head.weight")  # some files store the tied matrix twice
+        ignored |= scale_names(
+            self.path, {name: at for name, (_, at) in self._tensors.items()}, self._block_size
+        ).keys()
         check_shapes(self.path, self._shapes, {name: at.shape for name, (_, at) in self._tensors.items()}, ignored)
         for name in self._shapes:
             dtype = self._tensors[name][1].dtype
@@ -73,17 +82,18 @@ class SafetensorsDir(ModelFile):
     def tensor(self, name: str) -> F32:
         if name not in self._shapes:
             raise ModelFileError(self.path, "there is no such tensor", field=name)
-        file, stored = self._tensors[name]
+        weight = self._stored(name)
+        if self._block_size is not None and name + SCALE_SUFFIX in self._tensors:
+            scale_blocks(weight, self._stored(name + SCALE_SUFFIX), self._block_size)
+        return weight
+
+    def _stored(self, name: str) -> F32:
+        """The tensor as it stands in its file."""
+        if self._last is not None:
+            release_pages(self._shards[self._last[0]], self._last[1].offset, self._last[1].nbytes)
+        file, stored = self._last = self._tensors[name]
         raw = np.frombuffer(self._shards[file], np.uint8, count=stored.nbytes, offset=stored.offset)
-        return _as_f32(raw, stored.dtype).reshape(stored.shape)
-
-
-def _as_f32(raw: np.ndarray[Any, np.dtype[np.uint8]], dtype: str) -> F32:
-    if dtype == "F32":
-        return np.require(raw.view("<f4"), np.float32, "A")  # data need not be aligned in the file
-    if dtype == "F16":
-        return raw.view("<f2").astype(np.float32)
-    return (raw.view("<u2").astype(np.uint32) << 16).view(np.float32)  # bf16 is the upper half of float32
+        return as_f32(raw, stored.dtype).reshape(stored.shape)
 
 
 def read_config(path: Path, raw: dict[str, Any], generation: dict[str, Any]) -> ModelConfig:
@@ -133,7 +143,6 @@ def _refuse_unsupported(path: Path, raw: dict[str, Any]) -> None:
         "sliding_window": (),
         "rope_interleaved": (False,),
         "partial_rotary_factor": (1, 1.0),
-        "quantization_config": (),
     }
     for key, values in neutral.items():
         if raw.get(key) is not None and raw[key] not in values:
