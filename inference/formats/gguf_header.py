@@ -16,7 +16,7 @@ from typing import TypeAlias
 import numpy as np
 from gguf.constants import GGML_QUANT_SIZES, GGMLQuantizationType
 
-from inference.errors import ModelFileError
+from inference.errors import ModelFileError, UnsupportedModelError
 
 # A header that needs more than this is not a model of ours but an attack or an accident.
 MAX_TENSORS = 1 << 16
@@ -171,8 +171,9 @@ def read_header(path: Path, data: mmap.mmap) -> GgufHeader:
         raise ModelFileError(path, f"not a GGUF file: it begins with {magic!r}", field="magic")
     version = cursor.u32("version")
     if version not in (2, 3):
-        hint = " (a big-endian file)" if version & 0xFFFF == 0 else ""
-        raise ModelFileError(path, f"GGUF version {version}{hint}, known are 2 and 3", field="version")
+        if version & 0xFFFF == 0:
+            raise UnsupportedModelError(path, "a big-endian file, only little-endian ones are read", field="version")
+        raise ModelFileError(path, f"GGUF version {version}, known are 2 and 3", field="version")
     num_tensors = cursor.u64("tensor_count")
     if num_tensors > MAX_TENSORS:
         raise cursor.fail(f"{num_tensors} tensors, at most {MAX_TENSORS} are allowed", "tensor_count")
