@@ -54,7 +54,7 @@ class MessageInline(ReadOnly, TabularInline):  # type: ignore[misc]  # unfold is
     """The messages of a conversation, all branches, a page at a time."""
 
     model = Message
-    fields = ("position", "role", coloured_status, excerpt, "created_at")
+    fields = ("position", "role", "status", excerpt, "created_at")  # only a list can draw the coloured one
     ordering = ("position", "created_at")
     per_page = 25
     show_change_link = True

@@ -76,4 +76,4 @@ def _share(kind: str, label: str, num: int, total: int) -> Share:
 
 def ratio(num: int, total: int) -> str:
     """A percentage for a person; a dash where there is nothing to divide by."""
-    return f"{100 * num / total:.1f} %" if total else "–"
+    return f"{100 * num / total:.1f}\N{NO-BREAK SPACE}%" if total else "–"

@@ -75,6 +75,14 @@ def test_every_model_of_ours_is_registered() -> None:
 # --- every page -------------------------------------------------------------------------------------------------------
 
 
+def test_statuses_are_shown_in_words(staff: Client, owner: User) -> None:
+    conversation = turn(owner, "Hello").conversation
+    for page in (_list(Message), _change(conversation)):
+        shown = staff.get(page).content.decode()
+        assert "Done" in shown
+        assert "&#x27;done&#x27;" not in shown
+
+
 def test_every_page_opens_under_the_admins_policy(staff: Client, owner: User) -> None:
     rows = turn(owner, "Hello")
     preset = Preset.objects.create(name="Plain")
@@ -217,7 +225,7 @@ def test_engine_page_shows_pool_ratios_and_queue(staff: Client, monkeypatch: pyt
     status = llm.EngineStatus(llm.EngineState.READY, 1.0, "", _model(), stats)
     monkeypatch.setattr(llm, "status", lambda: status)
     page = staff.get(reverse("admin:engine")).content.decode()
-    for shown in ("65.0 %", "75.0 %", "5 / 32", "Tiny&lt;1&gt;", "width: 25.00%", "width: 50.00%", "numpy"):
+    for shown in ("65.0\xa0%", "75.0\xa0%", "5 / 32", "Tiny&lt;1&gt;", "width: 25.00%", "width: 50.00%", "numpy"):
         assert shown in page
     assert "Tiny<1>" not in page
 
