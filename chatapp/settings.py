@@ -272,6 +272,7 @@ UNFOLD: dict[str, Any] = {
     "SITE_SYMBOL": "forum",
     "SITE_URL": reverse_lazy("conversation_new"),
     "SITE_FAVICONS": [{"rel": "icon", "type": "image/svg+xml", "href": lambda _request: static("icons/favicon.svg")}],
+    "STYLES": [lambda _request: static("css/admin-tables.css")],
     "COLORS": {
         "primary": {  # shades of the accent in static/css/tokens.css
             "50": "#eefaf7",
