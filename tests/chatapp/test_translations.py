@@ -17,7 +17,8 @@ from django.utils.translation.template import templatize
 
 ROOT = Path(settings.BASE_DIR)
 LOCALES = ROOT / "locale"
-CALLS = frozenset({"_", "gettext", "gettext_lazy", "gettext_noop", "ngettext", "pgettext", "pgettext_lazy"})
+_ONE_TEXT = ("_", "gettext", "gettext_lazy", "gettext_noop", "ngettext", "ngettext_lazy")
+CALLS = frozenset({*_ONE_TEXT, "pgettext", "pgettext_lazy"})
 HAN = "\u4e00-\u9fff"
 TEXT = r"""u?(?:"(?:[^"\\]|\\.)*"|'(?:[^'\\]|\\.)*')"""
 CALL_IN_TEMPLATE = re.compile(rf"\b(?:n?p?gettext|_)\((?:{TEXT},?\s*)+")

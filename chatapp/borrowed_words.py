@@ -1,4 +1,4 @@
-"""Words of Unfold's templates. Unfold brings no translations, so those that our pages show are in our own catalogue.
+"""Sentences of others that our pages show and that come without Chinese, so they are in our own catalogue.
 
 Only read by `make messages`, which takes msgids from source; nothing imports this.
 """
@@ -6,9 +6,18 @@ Only read by `make messages`, which takes msgids from source; nothing imports th
 from __future__ import annotations
 
 from django.utils.translation import gettext_noop as _
+from django.utils.translation import ngettext_lazy
 
-WORDS = (
+DJANGO = (
+    ngettext_lazy(
+        "This password is too short. It must contain at least %d character.",
+        "This password is too short. It must contain at least %d characters.",
+        "min_length",
+    ),
+)
+UNFOLD = (  # which brings no translations at all
     _("Add row"),
+    _("After you've created a user, you’ll be able to edit more user options."),
     _("All applications"),
     _("Apply Filters"),
     _("By %(filter_title)s"),
@@ -20,6 +29,7 @@ WORDS = (
     _("Date to"),
     _("Expand row"),
     _("False"),
+    _("Filters"),
     _("From"),
     _("General"),
     _("Go back"),
@@ -33,6 +43,10 @@ WORDS = (
     _("No results matching your query"),
     _("Please correct the error below."),
     _("Previous"),
+    _(
+        "Raw passwords are not stored, so there is no way to see this user’s password, but you can change the password "
+        'using <a href="{}" class="text-primary-600 dark:text-primary-500">this form</a>.'
+    ),
     _("Recent searches"),
     _("Reset filters"),
     _("Return to site"),
@@ -53,4 +67,9 @@ WORDS = (
     _("Type to search"),
     _("Value"),
     _("Welcome"),
+    ngettext_lazy(
+        "\n                Found %(counter)s result in %(time)s seconds\n            ",
+        "\n                Found %(counter)s results in %(time)s seconds\n            ",
+        "counter",
+    ),
 )
