@@ -233,7 +233,7 @@ class Message(models.Model):
         ]
 
     def __str__(self) -> str:
-        return f"{self.role} {self.position}"  # never the text: this goes into logs, and a list would load all texts
+        return f"{self.get_role_display()} {self.position}"  # not the text: a list would load them all
 
     @property
     def ids(self) -> tuple[int, ...] | None:

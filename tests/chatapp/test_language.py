@@ -19,23 +19,7 @@ from tests.chatapp.fake_worker import FakeWorker
 CHINESE = {"HTTP_ACCEPT_LANGUAGE": "zh-CN,zh;q=0.9,en;q=0.1"}
 SHOWN_ATTRIBUTES = ("aria-label", "title", "placeholder", "alt")
 # Names, keys of a keyboard, and the terms of the field that stay as they are.
-NO_TRANSLATION = frozenset(
-    {
-        "Recollect",
-        "English",
-        "Python",
-        "JavaScript",
-        "Ctrl",
-        "Shift",
-        "Enter",
-        "Esc",
-        "token",
-        "esc",
-        "Control",
-        "Mac",
-        "Command",
-    }
-)
+NO_TRANSLATION = frozenset("recollect english python javascript ctrl shift enter esc token control mac command".split())
 OF_THE_MODEL = {"fake", "llama", "model"}  # what FakeWorker says of itself
 CODES = {reason.value for reason in llm.FinishReason}  # shown to operators as they are stored
 
@@ -73,7 +57,7 @@ def english_of(html: str) -> set[str]:
     page.feed(html)
     assert page.language == "zh-hans"
     words = {word for text in page.texts for word in re.findall(r"(?<![\w./-])[A-Za-z]{3,}(?![\w./-])", text)}
-    return words - NO_TRANSLATION
+    return {word for word in words if word.lower() not in NO_TRANSLATION}
 
 
 @pytest.fixture
