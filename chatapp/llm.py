@@ -61,6 +61,9 @@ __all__ = [
 ]
 
 
+FETCH_COMMAND = "python manage.py fetch_model"
+
+
 class EngineState(StrEnum):
     """OFF: not started in this process (a management command, a test). DRAINING: about to stop, takes no new turns."""
 
@@ -181,13 +184,13 @@ def status() -> EngineStatus:
         _("The engine has failed: %(error)s. Start the server again.")
         if engine
         else _(
-            "The model could not be loaded: %(error)s. Fetch the default one with `make setup`, or set RECOLLECT_MODEL "
-            "to a model of yours; then start the server again."
+            "The model could not be loaded: %(error)s. Fetch the default one with the command %(command)s, or set "
+            "RECOLLECT_MODEL to a model of yours; then start the server again."
         )
     )
     message = {
         EngineState.LOADING: _("The model is being loaded."),
-        EngineState.FAILED: failure % {"error": worker.error.rstrip(".")},
+        EngineState.FAILED: failure % {"error": worker.error.rstrip("."), "command": FETCH_COMMAND},
         EngineState.STOPPED: worker.error or _("The model has been stopped. Start the server again."),
         EngineState.DRAINING: _("The server is about to stop."),
     }.get(state, "")
@@ -282,11 +285,13 @@ async def generate(
     prompt: Prompt,
     sampling: SamplingParams,
     is_head_public: bool,
+    is_continuation: bool = False,
     tags: tuple[str, ...] = (),
 ) -> AsyncGenerator[Event, None]:
     """The events of one request, the last one a FinishedEvent. Closing the iterator cancels the request.
 
     is_head_public: the system prompt is everybody's, so its cached KV may be shared; all else is salted per person.
+    is_continuation: the prompt ends inside the reply.
     Raises EngineUnavailable, Busy, WindowFull.
     """
     loop = asyncio.get_running_loop()
@@ -305,6 +310,7 @@ async def generate(
         num_public_tokens=prompt.num_public_tokens if is_head_public else 0,
         tags=tags,
         priority=ticket.priority,
+        is_continuation=is_continuation,
         stop_token_ids=engine.chat_template.stop_token_ids,
     )
     try:

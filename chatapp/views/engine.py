@@ -42,7 +42,7 @@ def describe(status: llm.EngineStatus) -> dict[str, Any]:
 def _command(status: llm.EngineStatus) -> str:
     """What mends a failed start: the default model can be fetched; any other file is the operator's own."""
     is_missing = not settings.RECOLLECT_MODEL.exists()
-    return "make setup" if status.state is llm.EngineState.FAILED and is_missing else ""
+    return llm.FETCH_COMMAND if status.state is llm.EngineState.FAILED and is_missing else ""
 
 
 def _facts(status: llm.EngineStatus) -> list[tuple[str, str]]:

@@ -119,7 +119,7 @@ def test_a_model_that_cannot_be_loaded_is_an_error_and_stores_nothing(monkeypatc
             self.state, self.error = "failed", "gone.gguf: there is no such file"
 
     monkeypatch.setattr(llm, "Worker", lambda load: Broken())
-    with pytest.raises(CommandError, match=r"gone.gguf.*make setup"):
+    with pytest.raises(CommandError, match=r"gone.gguf.*manage.py fetch_model"):
         run_ask("Hello")
     assert not Conversation.objects.exists()
 

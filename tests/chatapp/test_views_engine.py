@@ -36,7 +36,7 @@ def test_a_loading_model_tells_how_far_it_is(settings: Any) -> None:
     assert told["name"] == settings.RECOLLECT_MODEL.stem
 
 
-@pytest.mark.parametrize(("exists", "command"), [(False, "make setup"), (True, "")])
+@pytest.mark.parametrize(("exists", "command"), [(False, "python manage.py fetch_model"), (True, "")])
 def test_a_model_that_is_missing_can_be_fetched(settings: Any, tmp_path: Path, exists: bool, command: str) -> None:
     settings.RECOLLECT_MODEL = tmp_path / "model.gguf"
     if exists:

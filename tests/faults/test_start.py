@@ -50,7 +50,7 @@ async def test_without_a_model_it_starts_and_says_how_to_get_one(stopped_server:
     socket = await Socket.open(server.port, server.cookies["ada"])
     answer = await socket.ask(send_frame())
     assert answer["code"] == "engine_unavailable"
-    assert "make setup" in answer["message"]
+    assert "python manage.py fetch_model" in answer["message"]
     assert server.query("SELECT count(*) FROM chatapp_message") == [(0,)]
 
 

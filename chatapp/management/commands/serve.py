@@ -85,7 +85,7 @@ class Command(BaseCommand):
             f"Model              {settings.RECOLLECT_MODEL}",
         ]
         if not settings.RECOLLECT_MODEL.exists():
-            lines.append("                   MISSING: fetch it with `python manage.py fetch_model`, then start again")
+            lines.append(f"                   MISSING: fetch it with `{llm.FETCH_COMMAND}`, then start again")
         if not selectors.is_set_up():
             if accounts.is_setup_token_required():
                 lines.append(f"First visit        {address}/setup/?token={accounts.setup_token_create()}")
