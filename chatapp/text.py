@@ -28,8 +28,9 @@ def one_line(text: str) -> str:
 def first_words(text: str, columns: int = _TITLE_COLUMNS) -> str:
     """A title: the beginning of the first line that says something, at most `columns` wide, "…" where it was cut.
 
-    A Chinese, Japanese or Korean character is two columns wide and may be cut behind; elsewhere words stay whole if
-    that leaves at least half of the width. Never cuts between a letter and its combining marks.
+    A Chinese, Japanese or Korean character is two columns wide and may be cut behind, best where a clause ends;
+    elsewhere words stay whole. Both only if that leaves at least half of the width. Never cuts between a letter and its
+    combining marks.
     """
     line = next((found for raw in text.splitlines() if (found := one_line(raw).lstrip(_MARKUP))), "")
     if _width(line) <= columns:
@@ -40,10 +41,20 @@ def first_words(text: str, columns: int = _TITLE_COLUMNS) -> str:
         end += 1
     while end and (unicodedata.combining(line[end]) or line[end] in "\u200d\ufe0e\ufe0f" or line[end - 1] == "\u200d"):
         end -= 1
-    space = line.rfind(" ", 0, end + 1)
-    if _char_width(line[end]) == 1 and _width(line[: max(space, 0)]) * 2 >= columns:
-        end = space
-    return line[:end].rstrip(" ,;:.，。；：、") + "…"
+    best = _clause_end(line, end) if _char_width(line[end]) == 2 else _word_start(line, end)
+    if _width(line[:best]) * 2 >= columns:
+        end = best
+    return line[:end].rstrip(" ,;:.，。；：、（《“‘「『【") + "…"
+
+
+def _clause_end(line: str, end: int) -> int:
+    """Behind the last mark before `end` at which a Chinese or Japanese clause ends; 0 without one."""
+    return max(line.rfind(mark, 0, end) for mark in "，。；：！？") + 1
+
+
+def _word_start(line: str, end: int) -> int:
+    """Where the word that `end` falls into begins: behind white space or a wide character; 0 at the first word."""
+    return next((i for i in range(end, 0, -1) if line[i] == " " or _char_width(line[i - 1]) == 2), 0)
 
 
 def _is_control(character: str) -> bool:
