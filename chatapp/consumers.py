@@ -32,6 +32,7 @@ CLOSE_FLOOD = 4429
 CLOSE_TRY_AGAIN = 1013
 ACK_CHARS = 90  # at least
 SESSION_CHECK_S = 60.0  # a session that ended without a hint (expired, changed in another process) is found out by then
+SESSION_RETRY_S = 5.0  # between two questions while the database is away
 
 
 class TokenBucket:
@@ -69,6 +70,7 @@ class ChatConsumer(AsyncWebsocketConsumer):  # type: ignore[misc]  # channels is
         self._relay = asyncio.create_task(self._send_frames())
         self._frames = TokenBucket(rate=20, burst=100)
         self._chars = TokenBucket(rate=1024**2 / 60, burst=2 * 1024**2)
+        self._unanswered_at = -math.inf
         self._session_key = self.scope["cookies"].get(settings.SESSION_COOKIE_NAME, "")
         self._language = _language_of_browser(self.scope)
         try:
@@ -108,13 +110,32 @@ class ChatConsumer(AsyncWebsocketConsumer):  # type: ignore[misc]  # channels is
             raise Invalid(_("The frame is not text."))
         frame = wire.parse(text)
         try:
-            if time.monotonic() - self._checked_at < SESSION_CHECK_S or await self._check_session():
+            if await self._is_allowed(frame):
                 await self._handle(frame)
         except ChatError as error:
             for name in ("client_id", "conversation"):
                 if hasattr(frame, name):
                     error.detail[name] = str(getattr(frame, name))
             raise
+
+    async def _is_allowed(self, frame: wire.ClientFrame) -> bool:
+        """Whether the session still holds. Raises StorageUnavailable for frames that need rows.
+
+        The others go on while the database is away: a running reply is shown and can be stopped all the same.
+        """
+        now = time.monotonic()
+        if now - self._checked_at < SESSION_CHECK_S:
+            return True
+        needs_rows = not isinstance(frame, wire.Ping | wire.Ack | wire.TurnStop)
+        if not needs_rows and now - self._unanswered_at < SESSION_RETRY_S:
+            return True
+        try:
+            return await self._check_session() is not None
+        except StorageUnavailable:
+            self._unanswered_at = time.monotonic()
+            if needs_rows:
+                raise
+            return True
 
     async def _handle(self, frame: wire.ClientFrame) -> None:
         match frame:
@@ -148,7 +169,7 @@ class ChatConsumer(AsyncWebsocketConsumer):  # type: ignore[misc]  # channels is
 
     async def _check_session(self) -> User | None:
         """Who this socket belongs to; without anybody it closes. Raises StorageUnavailable."""
-        self._checked_at = -math.inf  # when the database does not answer, the next frame asks again
+        self._checked_at = -math.inf  # when the database does not answer, the next frame that needs rows asks again
         user = await executors.database(sessions.user_of, self._session_key) if self._session_key else None
         self._checked_at = time.monotonic()
         if user is None:

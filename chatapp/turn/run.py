@@ -152,15 +152,17 @@ def _accepted(frame: TurnFrame, rows: turns.TurnRows, html: str) -> wire.TurnAcc
 async def stop(live: Live, user: User, frame: wire.TurnStop) -> None:
     """End a running reply within one step; the text so far is kept. A turn that has ended already stays as it is.
 
-    Raises NotFound, and Conflict for a turn that runs in another process.
+    A turn of this process needs no database for it. Raises NotFound, and Conflict for a turn of another process.
     """
-    message = await executors.database(selectors.message_get, user, frame.conversation, frame.message)
-    turn = live.get(message.id)
+    turn = live.get(frame.message)
+    if turn is None or (turn.user_id, turn.conversation_id) != (user.pk, frame.conversation):
+        message = await executors.database(selectors.message_get, user, frame.conversation, frame.message)
+        turn = live.get(message.id)
+        if turn is None and message.is_open:
+            raise Conflict(_("This reply is being written by another process and can only be stopped there."))
     if turn is not None:
         turn.is_stopping = True
         llm.cancel(turn.request_id)
-    elif message.is_open:
-        raise Conflict(_("This reply is being written by another process and can only be stopped there."))
 
 
 # --- the turn ---------------------------------------------------------------------------------------------------------
@@ -213,6 +215,7 @@ async def _generate(
         prompt=plan.prompt,
         sampling=plan.sampling,
         is_head_public=plan.is_head_public,
+        is_continuation=bool(plan.token_ids),
         tags=(str(turn.conversation_id),),
     )
     async with aclosing(events):

@@ -166,6 +166,29 @@ async def test_a_session_that_ends_without_a_hint_is_noticed(alice: User, monkey
         assert await socket.close_code() == 4401
 
 
+async def test_a_reply_is_shown_and_stopped_while_the_database_is_away(
+    alice: User, worker: FakeWorker, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def away(session_key: str) -> None:
+        raise StorageUnavailable("The database cannot be reached.")
+
+    async with opened(alice) as socket:
+        accepted = await socket.ask(send_frame())
+        await until(lambda: len(worker.requests) == 1)
+        monkeypatch.setattr(consumers, "SESSION_CHECK_S", 0.0)
+        with monkeypatch.context() as outage:
+            outage.setattr("chatapp.sessions.user_of", away)
+            outage.setattr("chatapp.selectors.message_get", lambda *args: away(""))
+            worker.write("so far")
+            shown = await socket.next("turn.delta")
+            await socket.send({"type": "ack", "message": shown["message"], "seq": shown["seq"]})
+            await socket.send({"type": "ping"})
+            assert (await socket.next())["type"] == "pong"
+            assert (await socket.ask(send_frame()))["code"] == "storage_unavailable"
+            await socket.send({"type": "turn.stop", **{k: accepted[k] for k in ("conversation", "message")}})
+            assert (await socket.next("turn.end"))["status"] == "stopped"
+
+
 # --- frames -----------------------------------------------------------------------------------------------------------
 
 
