@@ -2,32 +2,40 @@
 
 from __future__ import annotations
 
-import mmap
 from functools import cached_property
 from pathlib import Path
 
 import numpy as np
 from gguf.constants import GGML_QUANT_SIZES, GGMLQuantizationType
 from gguf.quants import dequantize
+from numpy.typing import NDArray
 
 from inference.errors import ModelFileError, UnsupportedModelError
 from inference.formats.architectures import check_shapes, expected_shapes, gguf_name
 from inference.formats.base import ModelFile
-from inference.formats.gguf_header import GgufHeader, TensorInfo, read_header
+from inference.formats.gguf_header import TensorInfo
 from inference.formats.gguf_metadata import Metadata, read_config, read_tokenizer_spec
-from inference.formats.mapping import digest_file, map_file
+from inference.formats.gguf_parts import PlacedTensor, read_parts
+from inference.formats.mapping import digest_file, digest_files, release_pages
 from inference.types import F32
+
+SLAB_BYTES = 1 << 20  # dequantised at a time: the package's temporaries take several times what they make
 
 
 class GgufFile(ModelFile):
-    """Opened by walking the header once; weights are converted at each tensor() call, nothing is kept."""
+    """Opened by walking the headers once; weights are converted at each tensor() call, nothing is kept.
+
+    A split file is opened by any of its parts. What the last call has read is given back by the next one, so that only
+    one tensor at a time is there twice.
+    """
 
     def __init__(self, path: Path) -> None:
         self.path = path
-        self._data: mmap.mmap = map_file(path)
-        header = read_header(path, self._data)
-        metadata = Metadata(path, header.metadata)
-        self._tensors = header.tensors
+        parts = read_parts(path)
+        self._paths = parts.paths
+        self._tensors = parts.tensors
+        self._last: PlacedTensor | None = None
+        metadata = Metadata(path, parts.metadata)
         self.architecture = metadata.get("general.architecture", str)
         if "rope_freqs.weight" in self._tensors:
             raise UnsupportedModelError(path, "scaled rotary frequencies are not supported", field="rope_freqs.weight")
@@ -38,24 +46,25 @@ class GgufFile(ModelFile):
             has_output="output.weight" in self._tensors,
             eos_token_ids=self.tokenizer_spec.eos_token_ids,
         )
-        self.name = metadata.get("general.name", str, path.stem)
+        self.name = metadata.get("general.name", str, parts.stem)
         self.chat_template = metadata.get("tokenizer.chat_template", str, "") or None
         self._shapes = expected_shapes(self.config)
-        self._check_tensors(header)
+        self._check_tensors()
 
-    def _check_tensors(self, header: GgufHeader) -> None:
+    def _check_tensors(self) -> None:
+        found = {name: placed.info for name, placed in self._tensors.items()}
         expected = {gguf_name(name): shape for name, shape in self._shapes.items()}
-        check_shapes(self.path, expected, {name: info.shape for name, info in header.tensors.items()}, ignored=())
-        for kind in {info.type for info in header.tensors.values()}:
+        check_shapes(self.path, expected, {name: info.shape for name, info in found.items()}, ignored=())
+        for kind in {info.type for info in found.values()}:
             if not _is_dequantised(kind):
                 known = tuple(other.name for other in GGMLQuantizationType if _is_dequantised(other))
-                first = next(info.name for info in header.tensors.values() if info.type == kind)
+                first = next(info.name for info in found.values() if info.type == kind)
                 problem = f"tensor type {kind.name} is not supported"
                 raise UnsupportedModelError(self.path, problem, field=first, known=known)
 
     @cached_property
     def digest(self) -> str:
-        return digest_file(self.path)
+        return digest_file(self.path) if len(self._paths) == 1 else digest_files(self._paths)
 
     def tensor_names(self) -> tuple[str, ...]:
         return tuple(self._shapes)
@@ -73,13 +82,27 @@ class GgufFile(ModelFile):
             return _unpermute(weight, self.config.num_key_value_heads)
         return weight
 
-    def _dequantised(self, info: TensorInfo) -> F32:
-        block_size, block_bytes = GGML_QUANT_SIZES[info.type]
-        row_bytes = info.shape[-1] // block_size * block_bytes
-        raw = np.frombuffer(self._data, np.uint8, count=info.nbytes, offset=info.offset)
-        return np.ascontiguousarray(
-            dequantize(raw.reshape(*info.shape[:-1], row_bytes), info.type), dtype=np.float32
-        )  # (*shape)
+    def _dequantised(self, placed: PlacedTensor) -> F32:
+        if self._last is not None:
+            release_pages(self._last.data, self._last.info.offset, self._last.info.nbytes)
+        self._last = placed
+        info = placed.info
+        raw = np.frombuffer(placed.data, np.uint8, count=info.nbytes, offset=info.offset)
+        if info.type == GGMLQuantizationType.F32:
+            return np.require(raw.view("<f4"), np.float32, "A").reshape(info.shape)
+        return _dequantised_rows(raw, info)
+
+
+def _dequantised_rows(raw: NDArray[np.uint8], info: TensorInfo) -> F32:
+    """All rows, some at a time."""
+    block_size, block_bytes = GGML_QUANT_SIZES[info.type]
+    row_bytes = info.shape[-1] // block_size * block_bytes
+    rows = raw.reshape(-1, row_bytes)
+    out = np.empty((len(rows), info.shape[-1]), np.float32)
+    step = max(SLAB_BYTES // row_bytes, 1)
+    for start in range(0, len(rows), step):
+        out[start : start + step] = dequantize(rows[start : start + step], info.type)
+    return out.reshape(info.shape)
 
 
 def _is_dequantised(kind: GGMLQuantizationType) -> bool:

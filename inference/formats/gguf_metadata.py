@@ -126,7 +126,6 @@ def _refuse_unsupported(metadata: Metadata, architecture: str) -> None:
         f"{architecture}.residual_scale": (0.0, 1.0),
         f"{architecture}.embedding_scale": (0.0, 1.0),
         f"{architecture}.use_parallel_residual": (False,),
-        "split.count": (0, 1),
     }
     for key, values in neutral.items():
         if key in metadata.values and metadata.values[key] not in values:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import hashlib
 import json
 import mmap
+from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
 
@@ -43,6 +44,14 @@ def digest_file(path: Path) -> str:
             return hashlib.file_digest(file, "sha256").hexdigest()
     except OSError as error:
         raise ModelFileError(path, f"the file can not be read ({error})") from error
+
+
+def digest_files(paths: Iterable[Path]) -> str:
+    """One digest over names and contents of several files, hex."""
+    total = hashlib.sha256()
+    for path in paths:
+        total.update(f"{path.name}\0{digest_file(path)}\0".encode())
+    return total.hexdigest()
 
 
 def read_text(path: Path, max_bytes: int = MAX_JSON_BYTES) -> str:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import hashlib
 import mmap
 from functools import cached_property
 from pathlib import Path
@@ -15,7 +14,7 @@ from inference.errors import ModelFileError, UnsupportedModelError
 from inference.formats.architectures import KNOWN_ARCHITECTURES, check_shapes, expected_shapes
 from inference.formats.base import ModelFile, TokenizerSpec
 from inference.formats.fp8_scales import SCALE_SUFFIX, read_block_size, scale_names
-from inference.formats.mapping import digest_file, make_config, map_file, read_json, read_text, release_pages
+from inference.formats.mapping import digest_files, make_config, map_file, read_json, read_text, release_pages
 from inference.formats.numbers import FLOAT_TYPES, as_f32, scale_blocks
 from inference.formats.safetensors_header import StoredTensor, read_header
 from inference.types import F32
@@ -68,10 +67,7 @@ class SafetensorsDir(ModelFile):
 
     @cached_property
     def digest(self) -> str:
-        total = hashlib.sha256()
-        for file in (self.path / "config.json", *sorted(self._shards)):
-            total.update(f"{file.name}\0{digest_file(file)}\0".encode())
-        return total.hexdigest()
+        return digest_files((self.path / "config.json", *sorted(self._shards)))
 
     def tensor_names(self) -> tuple[str, ...]:
         return tuple(self._shapes)

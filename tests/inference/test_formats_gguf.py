@@ -137,7 +137,6 @@ def test_a_missing_or_misshapen_tensor_is_named_when_the_file_is_opened(tmp_path
         ("llama.rope.dimension_count", U32, 8),
         ("llama.attention.value_length", U32, 32),
         ("llama.attention.causal", BOOL, False),
-        ("split.count", U32, 3),
     ],
 )
 def test_what_would_be_computed_wrongly_is_refused(tmp_path: Path, key: str, kind: int, payload: Any) -> None:

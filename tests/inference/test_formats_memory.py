@@ -1,0 +1,87 @@
+"""Reading a model takes little more memory than the model: measured as the system sees it, in a process of its own."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from pathlib import Path
+
+import numpy as np
+import pytest
+from gguf import GGMLQuantizationType
+from numpy.typing import NDArray
+
+from tests.conftest import ROOT
+from tests.inference import tiny_models as tiny
+
+WIDTH, LAYERS = 512, 12
+ALLOWED = 1.3
+SLACK_BYTES = 8 << 20  # what the interpreter itself takes in between
+
+# Keeps a copy of every tensor, as a model does that lays its weights out anew. VmHWM is the peak of this process alone;
+# ru_maxrss begins with that of its parent.
+PROGRAM = """
+import sys
+import numpy as np
+from inference.formats.model_file import open_model_file
+
+def status(key):
+    line = next(line for line in open("/proc/self/status") if line.startswith(key))
+    return int(line.split()[1]) * 1024
+
+model = open_model_file(sys.argv[1])
+before = status("VmRSS")
+kept = [np.array(model.tensor(name)) for name in model.tensor_names()]
+print(before, status("VmHWM"), sum(array.nbytes for array in kept))
+"""
+
+
+def big_weights() -> dict[str, NDArray[np.float32]]:
+    """Some fifty megabytes in float32."""
+    rng = np.random.default_rng(11)
+    shapes: dict[str, tuple[int, ...]] = {"model.embed_tokens.weight": (len(tiny.TOKENS), WIDTH)}
+    for layer in range(LAYERS):
+        prefix = f"model.layers.{layer}."
+        shapes |= {f"{prefix}self_attn.{part}_proj.weight": (WIDTH, WIDTH) for part in "qkvo"}
+        shapes |= {f"{prefix}mlp.{part}_proj.weight": (WIDTH, WIDTH) for part in ("gate", "up", "down")}
+        shapes |= {f"{prefix}{part}_layernorm.weight": (WIDTH,) for part in ("input", "post_attention")}
+    shapes["model.norm.weight"] = (WIDTH,)
+    return {name: rng.standard_normal(shape, np.float32) for name, shape in shapes.items()}
+
+
+SIZES = {
+    "embedding_length": WIDTH,
+    "feed_forward_length": WIDTH,
+    "block_count": LAYERS,
+    "attention.head_count_kv": tiny.HEADS,
+    "rope.dimension_count": WIDTH // tiny.HEADS,
+}
+CONFIG = tiny.tiny_config() | {
+    "hidden_size": WIDTH,
+    "intermediate_size": WIDTH,
+    "num_hidden_layers": LAYERS,
+    "num_key_value_heads": tiny.HEADS,
+}
+
+
+def write(path: Path, kind: str) -> Path:
+    weights = big_weights()
+    if kind.startswith("GGUF"):
+        made = tiny.tiny_gguf(kind=GGMLQuantizationType[kind.split()[1]], tensors=weights)
+        for key, size in SIZES.items():
+            made.set(f"llama.{key}", tiny.U32, size)
+        return made.write(path / "m.gguf")
+    dtype = {"F32": np.float32, "F16": np.float16}[kind.split()[1]]
+    return tiny.write_directory(path, {name: w.astype(dtype) for name, w in weights.items()}, config=CONFIG)
+
+
+@pytest.mark.skipif(not Path("/proc/self/status").exists(), reason="the peak is read from /proc")
+@pytest.mark.parametrize("kind", ["safetensors F32", "safetensors F16", "GGUF F32", "GGUF Q8_0", "GGUF Q4_1"])
+def test_reading_a_model_takes_little_more_memory_than_the_model(tmp_path: Path, kind: str) -> None:
+    path = write(tmp_path, kind)
+    found = subprocess.run(
+        [sys.executable, "-c", PROGRAM, str(path)], cwd=ROOT, check=True, capture_output=True, text=True
+    )
+    before, peak, size = map(int, found.stdout.split())
+    assert size > 40 << 20
+    assert peak - before <= ALLOWED * size + SLACK_BYTES
