@@ -19,19 +19,24 @@ from chatapp.turn.context import fit_full
 
 logger = logging.getLogger(__name__)
 
+REPLACEMENT = "\ufffd"  # what half a character decodes to
+_MAX_HALF_TOKENS = 3  # a character has four bytes at most
 _MAX_HELD_BACK = 64  # tokens whose text was not shown yet when a reply was cut off; more than any stop string has
 
 
 @dataclass(frozen=True, slots=True)
 class Plan:
-    """All that the engine needs for a turn. text and token_ids are the reply so far, empty unless it is continued."""
+    """All that the engine needs for a turn. text and token_ids are the reply so far, empty unless it is continued.
+
+    token_ids None: no ids stand for exactly that text, so none can be stored for the whole reply either.
+    """
 
     prompt: llm.Prompt
     sampling: llm.SamplingParams
     is_head_public: bool
     token_fingerprint: str
     text: str = ""
-    token_ids: tuple[int, ...] = ()
+    token_ids: tuple[int, ...] | None = ()
 
 
 def plan_turn(conversation: Conversation, history: Sequence[HistoryMessage], reply: Message) -> Plan:
@@ -41,7 +46,7 @@ def plan_turn(conversation: Conversation, history: Sequence[HistoryMessage], rep
     """
     fingerprint = llm.token_fingerprint()
     sampling = llm.sampling_params(conversation.sampling)
-    begun = _reply_ids(reply, fingerprint) if reply.text else ()
+    text, begun = _begun(reply, fingerprint) if reply.text else ("", ())
 
     def build(messages: Sequence[llm.ChatMessage]) -> llm.Prompt:
         return llm.extended(llm.build_prompt(messages), begun) if begun else llm.build_prompt(messages)
@@ -62,8 +67,8 @@ def plan_turn(conversation: Conversation, history: Sequence[HistoryMessage], rep
         # Without a system prompt the head is the template's own, the same for everybody.
         is_head_public=conversation.system_prompt_is_public or not conversation.system_prompt,
         token_fingerprint=fingerprint,
-        text=reply.text,
-        token_ids=begun,
+        text=text,
+        token_ids=begun if llm.decode(begun) == text else None,
     )
 
 
@@ -86,13 +91,22 @@ def _chat_messages(
     return messages
 
 
-def _reply_ids(reply: Message, fingerprint: str) -> tuple[int, ...]:
-    """The ids from which a reply is continued; they stand for exactly its text."""
+def _begun(reply: Message, fingerprint: str) -> tuple[str, tuple[int, ...]]:
+    """The text of a reply that is continued, and the ids that the model is given for it.
+
+    Half a character at the end, where max_tokens had cut it, is left out: the model will write it again, whole.
+    """
     ids = _stored_ids(reply, fingerprint)
     if ids is None:
         logger.info("message %s: continued from its text, its token ids are missing or another tokenizer's", reply.id)
         ids = tuple(llm.encode(reply.text))
-    return ids
+    if reply.text.endswith(REPLACEMENT):
+        for num_dropped in range(1, 1 + min(_MAX_HALF_TOKENS, len(ids))):
+            kept = ids[: len(ids) - num_dropped]
+            text = llm.decode(kept)
+            if not text.endswith(REPLACEMENT) and reply.text.startswith(text):
+                return text, kept
+    return reply.text, ids
 
 
 def _stored_ids(message: HistoryMessage | Message, fingerprint: str) -> tuple[int, ...] | None:

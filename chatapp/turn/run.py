@@ -215,7 +215,7 @@ async def _generate(
         prompt=plan.prompt,
         sampling=plan.sampling,
         is_head_public=plan.is_head_public,
-        is_continuation=bool(plan.token_ids),
+        is_continuation=bool(plan.text),
         tags=(str(turn.conversation_id),),
     )
     async with aclosing(events):

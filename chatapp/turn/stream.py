@@ -18,25 +18,30 @@ MAX_CHARS_PER_S = 256 * 1024  # a long open block is sent whole each time: the l
 
 
 class Reply:
-    """The reply so far. `ids` run ahead of `text` by what the engine holds back; `version` counts the changes."""
+    """The reply so far; `version` counts the changes.
 
-    def __init__(self, text: str = "", token_ids: tuple[int, ...] = ()) -> None:
+    `token_ids` stand for the whole of `text`, or there are none: when it was begun with a text that has none (None), or
+    ends with one.
+    """
+
+    def __init__(self, text: str = "", token_ids: tuple[int, ...] | None = ()) -> None:
         self.text = text
-        self.token_ids = list(token_ids)
+        self.token_ids = list(token_ids or ())
         self.stage = Stage.QUEUED
         self.version = 0
-        self._num_begun = len(self.token_ids)
+        self._begun = token_ids
 
     def add(self, token_ids: tuple[int, ...], text: str) -> None:
         """New output."""
-        self.token_ids.extend(token_ids)
+        if self._begun is not None:
+            self.token_ids.extend(token_ids)
         self.text += text
         self.version += 1
 
     def finish(self, token_ids: tuple[int, ...] | None, text: str) -> None:
         """The end: what was held back, and the ids that decode to exactly the text of this attempt (None: none do)."""
         self.text += text
-        self.token_ids = [] if token_ids is None else [*self.token_ids[: self._num_begun], *token_ids]
+        self.token_ids = [] if token_ids is None or self._begun is None else [*self._begun, *token_ids]
         self.version += 1
 
 
