@@ -335,5 +335,7 @@ def load_engine(path: Path | str, config: EngineConfig, *, on_progress: Progress
     model_file = open_model_file(path)
     tokenizer = Tokenizer(model_file.tokenizer_spec)
     chat_template = ChatTemplate(tokenizer, model_file.chat_template)
-    model = load_model(model_file, num_threads=config.num_threads, on_progress=on_progress)
+    model = load_model(
+        model_file, num_threads=config.num_threads, max_model_len=config.max_model_len, on_progress=on_progress
+    )
     return LLMEngine(model, tokenizer, chat_template, config, name=model_file.name, path=str(model_file.path))

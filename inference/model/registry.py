@@ -14,11 +14,14 @@ ProgressFn = Callable[[float], None]  # called with 0.0 .. 1.0
 _ARCHITECTURES = {"llama": LlamaModel}
 
 
-def load_model(model_file: ModelFile, *, num_threads: int = 0, on_progress: ProgressFn | None = None) -> Model:
+def load_model(
+    model_file: ModelFile, *, num_threads: int = 0, max_model_len: int = 0, on_progress: ProgressFn | None = None
+) -> Model:
     """Reads the weights and returns a model ready to run.
 
-    num_threads 0 means one per core. Raises UnsupportedModelError, with the known architectures, for one that is not
-    here, and ModelFileError for a tensor that cannot be read.
+    num_threads 0 means one per core. max_model_len is the window it will be run with, which some models choose their
+    rotary frequencies by; 0: what it was made for. Raises UnsupportedModelError, with the known architectures, for one
+    that is not here, and ModelFileError for a tensor that cannot be read.
     """
     architecture = _ARCHITECTURES.get(model_file.architecture)
     if architecture is None:
@@ -28,4 +31,9 @@ def load_model(model_file: ModelFile, *, num_threads: int = 0, on_progress: Prog
             field="architecture",
             known=tuple(sorted(_ARCHITECTURES)),
         )
-    return architecture(model_file, num_threads=num_threads, on_progress=on_progress or (lambda fraction: None))
+    return architecture(
+        model_file,
+        num_threads=num_threads,
+        max_model_len=max_model_len,
+        on_progress=on_progress or (lambda fraction: None),
+    )

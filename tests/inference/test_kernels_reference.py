@@ -40,7 +40,7 @@ def test_norm_and_activation_treat_a_column_alike_in_any_company(case: tuple[int
 
 
 def test_a_rotated_pair_depends_on_the_distance_only() -> None:
-    table = RopeTable(head_dim=8, theta=100.0)
+    table = RopeTable(100.0 ** -np.arange(0, 1, 0.25))
     rng = np.random.default_rng(0)
     q, k = (rng.standard_normal((1, 8, 1)).astype(np.float32) for _ in "qk")
 
@@ -57,7 +57,7 @@ def test_a_rotated_pair_depends_on_the_distance_only() -> None:
 
 
 def test_columns_of_the_rope_table_stand_in_their_lanes() -> None:
-    cos, sin = RopeTable(head_dim=4, theta=10.0).columns(np.array([3, 9], np.int32), first=1, width=4)
+    cos, sin = RopeTable(np.array([1.0, 10.0**-0.5])).columns(np.array([3, 9], np.int32), first=1, width=4)
     angles = np.outer([1.0, 10.0**-0.5], [3, 9])
     np.testing.assert_allclose(cos[:, 1:3], np.cos(angles), rtol=1e-6)
     np.testing.assert_allclose(sin[:, 1:3], np.sin(angles), rtol=1e-6)
@@ -65,7 +65,8 @@ def test_columns_of_the_rope_table_stand_in_their_lanes() -> None:
 
 
 def test_a_position_has_the_same_angles_whatever_was_asked_before() -> None:
-    fresh, used = RopeTable(64, 10_000.0), RopeTable(64, 10_000.0)
+    frequencies = 10_000.0 ** -np.arange(0, 1, 1 / 32)
+    fresh, used = RopeTable(frequencies), RopeTable(frequencies)
     used.columns(np.array([5], np.int32), 0, 4)
     used.columns(np.array([3 * RopeTable.STRETCH], np.int32), 0, 4)
     positions = np.array([5, RopeTable.STRETCH - 1, RopeTable.STRETCH + 7], np.int32)
