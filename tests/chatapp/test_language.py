@@ -19,7 +19,10 @@ from tests.chatapp.fake_worker import FakeWorker
 CHINESE = {"HTTP_ACCEPT_LANGUAGE": "zh-CN,zh;q=0.9,en;q=0.1"}
 SHOWN_ATTRIBUTES = ("aria-label", "title", "placeholder", "alt")
 # Names, keys of a keyboard, and the terms of the field that stay as they are.
-NO_TRANSLATION = frozenset("recollect english python javascript ctrl shift enter esc token control mac command".split())
+NO_TRANSLATION = frozenset(
+    {"recollect", "english", "python", "javascript", "token"}
+    | {"ctrl", "shift", "enter", "esc", "control", "command", "mac"}
+)
 OF_THE_MODEL = {"fake", "llama", "model"}  # what FakeWorker says of itself
 CODES = {reason.value for reason in llm.FinishReason}  # shown to operators as they are stored
 
