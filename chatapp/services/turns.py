@@ -181,6 +181,12 @@ def turn_progress(*, message_id: UUID, status: MessageStatus) -> bool:
 
 
 @translated()
+def turn_is_open(*, message_id: UUID) -> bool:
+    """Whether the turn may still write. False: it has been closed (or deleted)."""
+    return Message.objects.filter(id=message_id, status__in=OPEN_STATUSES).exists()
+
+
+@translated()
 def turn_save(*, message_id: UUID, text: str, token_ids: Sequence[int], token_fingerprint: str) -> bool:
     """What has been written so far. False: the turn had been closed (or deleted) before, and nothing was saved."""
     return _update_open(message_id, **_written(text, token_ids, token_fingerprint))

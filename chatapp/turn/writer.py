@@ -47,7 +47,7 @@ class Writer:
         self._saved_stage = Stage.QUEUED
 
     async def run(self) -> None:
-        """Save until cancelled, or until the row is gone."""
+        """Save until cancelled, or until the row is gone: a turn that waits or reads has to hear of that, too."""
         delay_s = SAVE_INTERVAL_S
         while True:
             await asyncio.sleep(delay_s)
@@ -92,8 +92,10 @@ class Writer:
 
     async def _save(self) -> bool:
         """Write what changed since the last time. False: the row is closed or gone."""
-        is_there = True
         stage, version = self._reply.stage, self._reply.version
+        if stage == self._saved_stage and version == self._saved_version:
+            return await executors.database(turns.turn_is_open, message_id=self._message_id)
+        is_there = True
         if stage != self._saved_stage:
             status = MessageStatus(stage.value)
             is_there = await executors.database(turns.turn_progress, message_id=self._message_id, status=status)

@@ -611,14 +611,34 @@ async def test_a_long_outage_fails_the_turn_and_keeps_its_text(
 # --- ends from outside ------------------------------------------------------------------------------------------------
 
 
-async def test_deleting_a_conversation_ends_its_turn_and_forgets_its_kv(alice: User, worker: FakeWorker) -> None:
-    turn = await started(Live(), alice, send())
-    worker.write("for nothing")
+@pytest.mark.parametrize("stage", ["queued", "reading", "writing"])
+async def test_deleting_a_conversation_ends_its_turn_and_forgets_its_kv(
+    alice: User, worker: FakeWorker, caplog: pytest.LogCaptureFixture, stage: str
+) -> None:
+    live = Live()
+    tab = Tab(live)
+    frame = send()
+    tab.watcher.watch(frame.conversation)
+    turn = await started(live, alice, frame)
+    if stage == "reading":
+        worker.read(512, 9000)
+    elif stage == "writing":
+        worker.write("for nothing")
+    await asyncio.sleep(writer.SAVE_INTERVAL_S + 0.2)  # whatever there is to save has been saved
     await database(conversations.conversation_delete, user=alice, conversation_id=turn.conversation_id)
-    await ended(turn)
+    assert worker.purged == [str(turn.conversation_id)]
+    async with asyncio.timeout(1.5):
+        await ended(turn)
     assert not worker.stats().num_running
-    assert worker.purged == [str(turn.conversation_id)] * 2
-    assert await Message.objects.acount() == 0
+    assert worker.purged == [str(turn.conversation_id)] * 2  # once more for what was computed in between
+    assert await Message.objects.acount() == await Generation.objects.acount() == 0
+    assert not live.turns
+    assert live.in_conversation(turn.conversation_id) is None
+    assert not llm._handle.places
+    tab.read()
+    assert tab.end is not None
+    assert tab.end["status"] == "interrupted"
+    assert not [record for record in caplog.records if record.levelno >= logging.ERROR]
 
 
 async def test_a_drain_lets_turns_end_and_interrupts_the_rest(alice: User, bob: User, worker: FakeWorker) -> None:
