@@ -153,8 +153,8 @@ class FinishedEvent:
 
     text is what had been held back and now belongs to the reply; error is a sentence for a person, "" unless ERROR.
     token_ids are the ids of the whole reply, those of all TokenEvents included: they decode to exactly its text, so
-    they can be stored and replayed. None when no ids do: the stop string began inside a token; the text has to be
-    encoded again.
+    they can be stored and replayed. None when no ids do (the stop string began inside a token) or nobody knows them any
+    more (the engine broke): the text has to be encoded again.
     """
 
     request_id: str

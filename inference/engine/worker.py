@@ -185,5 +185,6 @@ class Worker:
 
 def _end_of(request_id: str, problem: str) -> FinishedEvent:
     """The end of a request that the engine does not know (any more): an error if there is a problem."""
-    reason = FinishReason.ERROR if problem else FinishReason.CANCELLED
-    return FinishedEvent(request_id, reason, RequestStats(), error=problem)
+    if not problem:
+        return FinishedEvent(request_id, FinishReason.CANCELLED, RequestStats())
+    return FinishedEvent(request_id, FinishReason.ERROR, RequestStats(), error=problem, token_ids=None)

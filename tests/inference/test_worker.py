@@ -289,6 +289,42 @@ def test_dead_thread_leaves_nobody_waiting(start):
         worker.submit(make_request("c", "hello"), Receiver())
 
 
+def test_ids_that_died_with_the_engine_are_not_claimed(start):
+    """The text may have been written for minutes: "no ids" would stand for an empty reply."""
+    model = GatedModel()
+    engine = make_engine(model)
+    worker = start(engine)
+    receiver = Receiver()
+    worker.submit(make_request("a", "hello", max_tokens=100), receiver)
+    assert model.has_entered.wait(PATIENCE_S)
+    engine.fail_step = None  # what clears up is broken, too
+    model.error = AssertionError("our own mistake")
+    model.gate.set()
+    end = finished(receiver.wait())
+    assert (end.finish_reason, end.token_ids) == (R.ERROR, None)
+
+
+def test_deleted_conversation_leaves_nothing_even_of_a_pass_under_way(start):
+    model = GatedModel()
+    engine = make_engine(model, pool_tokens=512)
+    worker = start(engine)
+    receivers = [Receiver(), Receiver()]
+    worker.submit(make_request("a", "hello world", tags=("talk",), max_tokens=100), receivers[0])
+    assert model.has_entered.wait(PATIENCE_S)
+    worker.purge("talk")  # asked for while the pass runs, done before the next one
+    model.gate.set()
+    assert receivers[0].has_token.wait(PATIENCE_S)
+    worker.submit(make_request("b", "hello world", tags=("talk",), max_tokens=100), receivers[1])  # too late to know
+    assert receivers[1].has_token.wait(PATIENCE_S)
+    for name in "ab":
+        worker.cancel(name)
+    worker.purge("talk")
+    for receiver in receivers:
+        receiver.wait()
+    assert worker.shutdown(PATIENCE_S)
+    assert not engine.cache._storage.rows.any()
+
+
 def test_purge_is_done_before_what_is_submitted_after_it(start):
     worker = start(make_engine())
     receivers = [Receiver() for _ in range(3)]
