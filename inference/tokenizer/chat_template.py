@@ -44,7 +44,9 @@ BUILDER_VERSION = 1  # part of the fingerprint: raise it when the same messages 
 class ChatTemplate:
     """Builds prompts. Thread-safe.
 
-    stop_token_ids    end a reply: the file's end tokens, and whatever the template itself writes after a reply
+    stop_token_ids    end a reply: the file's end tokens, whatever the template itself writes after a reply, and every
+                      other control token but those that belong inside replies (<think>): what is stored of a reply
+                      is replayed in the next prompt, where <|im_start|> would begin a turn
     is_prefix_stable  the prompt of a turn plus its reply begins the prompt of the next turn, so that it can be reused;
                       false for templates that write differently about a message once others have followed
     fingerprint       hex; changes when the same messages would give other ids
@@ -198,7 +200,25 @@ class ChatTemplate:
         stops = self._tokenizer.eos_token_ids
         if written is not None and not self._tokenizer.decode(after[:written]).strip():
             stops = (*stops, after[written])
-        return tuple(dict.fromkeys(stops))
+        markup = self._find_reply_markup()
+        others = (c.token_id for c in self._tokenizer.controls if c.is_special and c.text not in markup)
+        return tuple(dict.fromkeys((*stops, *others)))
+
+    def _find_reply_markup(self) -> set[str]:
+        """Control tokens that belong inside replies.
+
+        Those that the template writes at the head of a reply only when it is to be generated, or only when it is there;
+        and pairs like <think> and </think> that it knows of without writing them around plain messages.
+        """
+        texts = self._tokenizer.special_tokens
+        turns = [ChatMessage("user", "1"), ChatMessage("assistant", "2"), ChatMessage("user", "3")]
+        written = self.render(turns)
+        markup = {text for text in texts if (text in self._reply_header) != (text in self._generation_prompt)}
+        for text in texts:
+            other = text[:1] + text[2:] if text[1:2] == "/" else f"{text[:1]}/{text[1:]}"
+            if other in texts and text not in written and (text in self.source or other in self.source):
+                markup.add(text)
+        return markup
 
     def _probe_prefix(self) -> bool:
         first = [ChatMessage("user", "1")]

@@ -31,12 +31,16 @@ MARKUP = re.compile(r"<.*>|\[.*\]", re.DOTALL)
 
 @dataclass(frozen=True, slots=True)
 class ControlToken:
-    """A token that only a template or the model may produce. The strip flags widen its match over white space."""
+    """A token that only a template or the model may produce. The strip flags widen its match over white space.
+
+    is_special: the file itself calls it so; otherwise it is markup that a reply may hold.
+    """
 
     token_id: int
     text: str
     strips_left: bool = False
     strips_right: bool = False
+    is_special: bool = True
 
 
 @dataclass(frozen=True, slots=True)
@@ -206,9 +210,10 @@ def _separate(spec: TokenizerSpec, description: dict[str, Any]) -> Vocabulary:
     controls = []
     for token_id, token in added.items():
         text = token["content"]
-        is_end = token_id in spec.eos_token_ids
-        if text != model.get("unk_token") and (token["special"] or is_end or text in named or MARKUP.fullmatch(text)):
-            controls.append(ControlToken(token_id, text, bool(token.get("lstrip")), bool(token.get("rstrip"))))
+        is_special = bool(token["special"]) or token_id in spec.eos_token_ids or text in named
+        if text != model.get("unk_token") and (is_special or MARKUP.fullmatch(text)):
+            strips = bool(token.get("lstrip")), bool(token.get("rstrip"))
+            controls.append(ControlToken(token_id, text, *strips, is_special))
     taken = {control.token_id for control in controls}
     for token_id, text in texts.items():
         if token_id not in taken and (token_id in spec.eos_token_ids or text in named):

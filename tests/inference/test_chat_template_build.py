@@ -16,6 +16,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from inference.errors import TemplateError
+from inference.formats.gguf_metadata import TokenType
 from inference.formats.model_file import open_model_file
 from inference.tokenizer.chat_template import CHATML, ChatTemplate
 from inference.tokenizer.detokenizer import Detokenizer
@@ -175,8 +176,56 @@ def test_kept_ids_are_followed_by_the_end_of_the_turn() -> None:
     prompt = chat.build([user("q"), reply([50, 51]), user("next")])
     stop = prompt.spans[1][1]
     assert prompt.ids[stop] == 2
-    assert chat.stop_token_ids == (2,)
+    assert chat.stop_token_ids[0] == 2
     assert all(chat.is_prefix_stable for chat in CHATS.values())
+
+
+def test_every_control_token_of_the_default_model_ends_a_reply(default_chat: ChatTemplate) -> None:
+    """Stored with the reply and replayed, <|im_start|> would begin a turn in the next prompt."""
+    tokenizer = default_chat._tokenizer
+    assert default_chat.stop_token_ids[0] == tokenizer.special_tokens["<|im_end|>"]
+    assert set(default_chat.stop_token_ids) == set(tokenizer.special_tokens.values())
+    assert tokenizer.special_tokens["<|im_start|>"] in default_chat.stop_token_ids
+
+
+THINKING = tiny.TEMPLATE.replace(
+    "m['content'] +", "(m['content'].split('</think>')[-1] if m['role'] == 'assistant' else m['content']) +"
+)
+MARKUP = ["<think>", "</think>", "[INST]", "[/INST]", "<|channel|>", "<tool>", "<lonely>"]
+
+
+@pytest.mark.parametrize(
+    ("source", "inside"),
+    [
+        (tiny.TEMPLATE, set()),
+        (THINKING, {"<think>", "</think>"}),
+        (
+            tiny.TEMPLATE.replace("assistant\n' }}{% endif %}", "assistant\n<think>\n' }}{% endif %}"),
+            {"<think>", "</think>"},
+        ),
+        (
+            "{% for m in messages %}{% if m['role'] == 'user' %}[INST]{{ m['content'] }}[/INST]{% else %}"
+            "{{ m['content'] }}<|im_end|>{% endif %}{% endfor %}",
+            set(),
+        ),
+        (
+            "{% for m in messages %}<|im_start|>{{ m['role'] }}{{ '<|channel|>' if m['role'] == 'assistant' }}"
+            "{{ m['content'] }}<|im_end|>{% endfor %}{% if add_generation_prompt %}<|im_start|>assistant{% endif %}",
+            {"<|channel|>"},
+        ),
+    ],
+)
+def test_control_tokens_that_belong_inside_replies_do_not_end_them(source: str, inside: set[str]) -> None:
+    spec = byte_level_spec()
+    tokens = (*spec.tokens, *MARKUP, "<tool_call>")
+    spec = byte_level_spec(
+        tokens=tokens,
+        vocab_size=len(tokens),
+        token_types=(*spec.token_types, *[TokenType.CONTROL] * len(MARKUP), TokenType.USER_DEFINED),
+    )
+    chat = ChatTemplate(Tokenizer(spec), source)
+    texts = {chat._tokenizer.decode([token]) for token in chat.stop_token_ids}
+    assert texts == {*tiny.CONTROLS, *MARKUP} - inside  # the file does not call <tool_call> special: never an end
 
 
 def test_in_front_of_kept_ids_stands_what_stood_there_when_they_were_generated() -> None:
