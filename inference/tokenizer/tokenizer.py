@@ -17,8 +17,9 @@ import tokenizers
 
 from inference.errors import ModelFileError
 from inference.formats.base import TokenizerSpec
+from inference.tokenizer.gguf_vocabulary import SPACE_MARK
 from inference.tokenizer.span_cache import SpanCache
-from inference.tokenizer.vocabulary import SPACE_MARK, ControlToken, Vocabulary, byte_alphabet, read_vocabulary
+from inference.tokenizer.vocabulary import ControlToken, Vocabulary, byte_alphabet, read_vocabulary
 from inference.types import I32
 
 MAX_CACHED_CHARS = 8 << 20
@@ -55,6 +56,7 @@ class Tokenizer:
         ends = spec.eos_token_ids if named_end is None else (*spec.eos_token_ids, named_end)
         self.eos_token_ids: tuple[int, ...] = tuple(dict.fromkeys(ends))
         self.strips_leading_space = vocabulary.strips_leading_space
+        self._text_prefix = vocabulary.text_prefix
         self._bytes = _byte_table(vocabulary, spec.vocab_size)
         self._at_start = _load(spec, vocabulary.description)
         inner = _without_first_prefix(vocabulary.description)
@@ -85,8 +87,10 @@ class Tokenizer:
             if group:
                 for text, _ in group:
                     text.encode()  # the library answers a lone surrogate with a TypeError about something else
-                found = tokenizer.encode_batch([text for text, _ in group], add_special_tokens=False)
-                encoded |= dict(zip(group, map(_span, found), strict=True))
+                texts = [self._text_prefix + text if text else "" for text, _ in group]
+                found = tokenizer.encode_batch(texts, add_special_tokens=False)
+                spans_found = (_span(encoding, len(self._text_prefix)) for encoding in found)
+                encoded |= dict(zip(group, spans_found, strict=True))
         return [encoded[span] for span in spans]
 
     def decode(self, ids: Sequence[int]) -> str:
@@ -101,10 +105,10 @@ class Tokenizer:
         return self._bytes[token_id]
 
 
-def _span(encoding: Any) -> EncodedSpan:
+def _span(encoding: Any, num_prefix: int) -> EncodedSpan:
     ids = np.array(encoding.ids, np.int32)
     ids.flags.writeable = False
-    return EncodedSpan(ids, array("I", [end for _, end in encoding.offsets]))
+    return EncodedSpan(ids, array("I", [max(end - num_prefix, 0) for _, end in encoding.offsets]))
 
 
 def _load(spec: TokenizerSpec, description: dict[str, Any]) -> tokenizers.Tokenizer:
@@ -149,5 +153,11 @@ def _byte_table(vocabulary: Vocabulary, vocab_size: int) -> list[bytes]:
 def _fingerprint(vocabulary: Vocabulary, tokenizer: Tokenizer) -> str:
     """Digest over vocabulary, merges, pre-tokenizer and control tokens."""
     controls = [(control.token_id, control.text) for control in vocabulary.controls]
-    facts = [vocabulary.description, controls, tokenizer.named_tokens, tokenizer.eos_token_ids]
+    facts = [
+        vocabulary.description,
+        vocabulary.text_prefix,
+        controls,
+        tokenizer.named_tokens,
+        tokenizer.eos_token_ids,
+    ]
     return hashlib.sha256(json.dumps(facts, sort_keys=True).encode()).hexdigest()

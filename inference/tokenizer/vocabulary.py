@@ -15,15 +15,7 @@ from tokenizers.pre_tokenizers import ByteLevel
 
 from inference.errors import ModelFileError, UnsupportedModelError
 from inference.formats.base import TokenizerSpec
-from inference.formats.gguf_metadata import TokenType
-
-SPACE_MARK = "\u2581"  # SentencePiece's visible space
-GPT2_SPLIT = r"'s|'t|'re|'ve|'m|'ll|'d| ?\p{L}+| ?\p{N}+| ?[^\s\p{L}\p{N}]+|\s+(?!\S)"
-_WORDS = r"(?i:'s|'t|'re|'ve|'m|'ll|'d)|[^\r\n\p{L}\p{N}]?\p{L}+|"
-_REST = r"| ?[^\s\p{L}\p{N}]+[\r\n]*|\s*[\r\n]+|\s+(?!\S)|\s+"
-LLAMA3_SPLIT = _WORDS + r"\p{N}{1,3}" + _REST
-QWEN2_SPLIT = _WORDS + r"\p{N}" + _REST
-DEFAULT_SPLITS = (r"[\p{P}\$\+<=>\^~\|]+", GPT2_SPLIT, r"\p{N}+", r"[0-9][0-9][0-9]")  # as llama.cpp's "default"
+from inference.tokenizer.gguf_vocabulary import describe
 
 # Added tokens written like this are markup (<think>, [TOOL_CALLS]) even where the file does not call them special.
 MARKUP = re.compile(r"<.*>|\[.*\]", re.DOTALL)
@@ -53,19 +45,12 @@ class Vocabulary:
     texts: dict[int, str]  # of the model's vocabulary
     is_byte_level: bool
     strips_leading_space: bool  # decode() takes away the space that encode() put in front
+    text_prefix: str  # what encode() puts in front itself; "" where the description does that, or nothing is wanted
 
 
 def read_vocabulary(spec: TokenizerSpec) -> Vocabulary:
     """Raises ModelFileError for a description that contradicts itself, UnsupportedModelError for a kind we lack."""
-    if spec.tokenizer_json:
-        description = _parse(spec)
-    elif spec.model == "gpt2":
-        description = _byte_level(spec)
-    elif spec.model == "llama":
-        description = _sentencepiece(spec)
-    else:
-        problem = f"tokenizer model {spec.model!r} is not supported"
-        raise UnsupportedModelError(spec.source, problem, field="tokenizer.ggml.model", known=("gpt2", "llama"))
+    description = _parse(spec) if spec.tokenizer_json else describe(spec)
     try:
         return _separate(spec, description)
     except (KeyError, TypeError, AttributeError) as error:  # a tokenizer.json of another shape
@@ -83,115 +68,6 @@ def _parse(spec: TokenizerSpec) -> dict[str, Any]:
     if kind != "BPE":
         raise UnsupportedModelError(spec.source, f"tokenizer model {kind!r} is not supported", known=("BPE",))
     return description
-
-
-def _split(pattern: str) -> dict[str, Any]:
-    return {"type": "Split", "pattern": {"Regex": pattern}, "behavior": "Isolated", "invert": False}
-
-
-def _bytes_step(*, uses_regex: bool) -> dict[str, Any]:
-    return {"type": "ByteLevel", "add_prefix_space": False, "trim_offsets": True, "use_regex": uses_regex}
-
-
-@dataclass(frozen=True, slots=True)
-class _PreTokenizer:
-    """How text is cut into words before the merges."""
-
-    steps: tuple[dict[str, Any], ...]
-    ignores_merges: bool = False  # a word that is a token is taken as it is
-    is_normalised: bool = False  # NFC first
-
-
-PRE_TOKENIZERS = {
-    "default": _PreTokenizer((*map(_split, DEFAULT_SPLITS), _bytes_step(uses_regex=False))),
-    "gpt-2": _PreTokenizer((_bytes_step(uses_regex=True),)),
-    "starcoder": _PreTokenizer(({"type": "Digits", "individual_digits": True}, _bytes_step(uses_regex=True))),
-    "llama-bpe": _PreTokenizer((_split(LLAMA3_SPLIT), _bytes_step(uses_regex=False)), ignores_merges=True),
-    "qwen2": _PreTokenizer((_split(QWEN2_SPLIT), _bytes_step(uses_regex=False)), is_normalised=True),
-}
-PRE_TOKENIZERS |= dict.fromkeys(("llama3", "llama-v3"), PRE_TOKENIZERS["llama-bpe"])
-PRE_TOKENIZERS |= dict.fromkeys(("refact", "command-r"), PRE_TOKENIZERS["starcoder"])
-# As the reference implementation reads such a file. llama.cpp cuts digits out first, like starcoder; since no token of
-# this vocabulary holds two digits, that differs only in how several white spaces in front of a digit are cut.
-PRE_TOKENIZERS["smollm"] = PRE_TOKENIZERS["gpt-2"]
-
-
-def _byte_level(spec: TokenizerSpec) -> dict[str, Any]:
-    """A GGUF vocabulary of kind "gpt2"."""
-    pre = PRE_TOKENIZERS.get(spec.pre)
-    if pre is None:
-        problem = f"pre-tokenizer {spec.pre[:60]!r} is not supported"
-        raise UnsupportedModelError(spec.source, problem, field="tokenizer.ggml.pre", known=tuple(PRE_TOKENIZERS))
-    *steps, last = pre.steps
-    return {
-        "version": "1.0",
-        "added_tokens": _added(spec),
-        "normalizer": {"type": "NFC"} if pre.is_normalised else None,
-        "pre_tokenizer": {
-            "type": "Sequence",
-            "pretokenizers": [*steps, {**last, "add_prefix_space": spec.has_space_prefix}],
-        },
-        "decoder": _bytes_step(uses_regex=True),
-        "model": {
-            "type": "BPE",
-            "vocab": {token: token_id for token_id, token in enumerate(spec.tokens)},
-            "merges": [merge.split(" ", 1) for merge in spec.merges],
-            "ignore_merges": pre.ignores_merges,
-        },
-    }
-
-
-def _sentencepiece(spec: TokenizerSpec) -> dict[str, Any]:
-    """A GGUF vocabulary of kind "llama": its merges are all ways to put a token together, best score first."""
-    vocab = {token: token_id for token_id, token in enumerate(spec.tokens)}
-    normal = {token for token, kind in zip(spec.tokens, spec.token_types, strict=True) if kind == TokenType.NORMAL}
-    found = []
-    for token in normal:
-        for cut in range(1, len(token)):
-            left, right = token[:cut], token[cut:]
-            if left in normal and right in normal:
-                found.append((-spec.scores[vocab[token]], vocab[token], vocab[left], vocab[right], left, right))
-    prefix = [{"type": "Prepend", "prepend": SPACE_MARK}] if spec.has_space_prefix else []
-    strip = [{"type": "Strip", "content": " ", "start": 1, "stop": 0}] if spec.has_space_prefix else []
-    unknown = next(
-        (t for t, kind in zip(spec.tokens, spec.token_types, strict=True) if kind == TokenType.UNKNOWN), None
-    )
-    return {
-        "version": "1.0",
-        "added_tokens": _added(spec),
-        "normalizer": {
-            "type": "Sequence",
-            "normalizers": [*prefix, {"type": "Replace", "pattern": {"String": " "}, "content": SPACE_MARK}],
-        },
-        "pre_tokenizer": None,
-        "decoder": {
-            "type": "Sequence",
-            "decoders": [
-                {"type": "Replace", "pattern": {"String": SPACE_MARK}, "content": " "},
-                {"type": "ByteFallback"},
-                {"type": "Fuse"},
-                *strip,
-            ],
-        },
-        "model": {
-            "type": "BPE",
-            "vocab": vocab,
-            "merges": [[left, right] for *_, left, right in sorted(found)],
-            "unk_token": unknown,
-            "byte_fallback": True,
-            "fuse_unk": True,
-        },
-    }
-
-
-def _added(spec: TokenizerSpec) -> list[dict[str, Any]]:
-    """Control and user-defined tokens of a GGUF vocabulary, in the form of tokenizer.json."""
-    kinds = (TokenType.CONTROL, TokenType.USER_DEFINED)
-    return [
-        {"id": token_id, "content": token, "special": kind == TokenType.CONTROL, "normalized": False}
-        for token_id, (token, kind) in enumerate(zip(spec.tokens, spec.token_types, strict=True))
-        if kind in kinds and token
-    ]
 
 
 def _separate(spec: TokenizerSpec, description: dict[str, Any]) -> Vocabulary:
@@ -239,6 +115,7 @@ def _separate(spec: TokenizerSpec, description: dict[str, Any]) -> Vocabulary:
         texts=texts,
         is_byte_level=is_byte_level,
         strips_leading_space=strips_leading_space,
+        text_prefix=" " if not spec.tokenizer_json and spec.model == "llama" and spec.has_space_prefix else "",
     )
 
 

@@ -18,7 +18,6 @@ from inference.errors import ModelFileError, UnsupportedModelError
 from inference.formats.base import TokenizerSpec
 from inference.formats.model_file import open_model_file
 from inference.tokenizer.tokenizer import Tokenizer
-from inference.tokenizer.vocabulary import PRE_TOKENIZERS
 from tests.inference import tiny_models as tiny
 from tests.inference.tiny_tokenizers import byte_level_spec, sentencepiece_spec
 
@@ -79,36 +78,6 @@ def test_a_byte_token_spelled_out_is_text() -> None:
     ids = tokenizer.encode("<0x41>")
     assert tokenizer.decode(ids) == "<0x41>"
     assert len(ids) > 1
-
-
-@pytest.mark.parametrize("name", ["smollm", "gpt-2", "llama-bpe", "qwen2", "default"])
-def test_every_known_pre_tokenizer_builds_and_round_trips(name: str) -> None:
-    tokenizer = Tokenizer(byte_level_spec(pre=name))
-    for text in ("it's 12345  hello\n\n  world!", "<|im_end|>", "é😀"):
-        assert tokenizer.decode(tokenizer.encode(text)) == text
-
-
-def test_pre_tokenizers_cut_digits_as_their_models_expect() -> None:
-    def words(name: str, text: str) -> list[str]:
-        description = {"type": "Sequence", "pretokenizers": list(PRE_TOKENIZERS[name].steps)}
-        library = tokenizers.Tokenizer.from_str(
-            json.dumps({**tiny.tiny_tokenizer_json(), "added_tokens": [], "pre_tokenizer": description})
-        )
-        assert library.pre_tokenizer is not None
-        return [word.replace("Ġ", " ").replace("Ċ", "\n") for word, _ in library.pre_tokenizer.pre_tokenize_str(text)]
-
-    assert words("gpt-2", "a 12345") == ["a", " 12345"]
-    assert words("llama-bpe", "a 12345") == ["a", " ", "123", "45"]
-    assert words("qwen2", "a 123") == ["a", " ", "1", "2", "3"]
-    assert words("starcoder", "a 12") == ["a", " ", "1", "2"]
-    assert words("default", "a 12345") == ["a", " ", "123", "45"]
-
-
-def test_an_unknown_pre_tokenizer_is_refused_by_name() -> None:
-    with pytest.raises(UnsupportedModelError, match="'tekken'") as caught:
-        Tokenizer(byte_level_spec(pre="tekken"))
-    assert caught.value.field == "tokenizer.ggml.pre"
-    assert "smollm" in caught.value.known
 
 
 def test_an_unknown_kind_of_vocabulary_is_refused_by_name() -> None:
