@@ -74,7 +74,7 @@ def test_the_config_is_read_from_the_metadata(tmp_path: Path) -> None:
     assert config.rms_norm_eps == pytest.approx(1e-5)
     assert (config.vocab_size, config.bos_token_id, config.eos_token_ids) == (len(tiny.TOKENS), 1, (2,))
     assert config.tie_word_embeddings
-    assert (model.name, model.architecture) == ("tiny", "llama")
+    assert (model.name, model.architecture) == ("m", "llama")
     assert not model.has_tensor("lm_head.weight")
 
 
