@@ -11,6 +11,7 @@ import os
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
+from uuid import UUID
 
 from chatapp.services import turns
 
@@ -35,6 +36,25 @@ def only_server(folder: Path) -> Iterator[None]:
         os.truncate(descriptor, 0)
         os.pwrite(descriptor, f"{os.getpid()}\n".encode(), 0)
         yield
+
+
+@contextmanager
+def beside_server(folder: Path) -> Iterator[None]:
+    """For an `ask`, around all its work: as long as it lives, a server leaves open turns that are not its own alone."""
+    with _open(folder / "ask.lock") as descriptor:
+        fcntl.flock(descriptor, fcntl.LOCK_SH)
+        yield
+
+
+def recover_abandoned(folder: Path, message_id: UUID) -> bool:
+    """For the server: mark an open turn that is not its own as interrupted. False while an `ask` may be writing it."""
+    with _open(folder / "ask.lock") as descriptor:
+        try:
+            fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            return False
+        turns.recover_interrupted(message_id=message_id)
+        return True
 
 
 @contextmanager

@@ -219,11 +219,12 @@ def turn_close(
 
 
 @translated()
-def recover_interrupted() -> int:
-    """Mark every open turn as interrupted, text kept; returns how many. For a server's start, before its first turn."""
-    return Message.objects.filter(status__in=OPEN_STATUSES).update(
-        status=MessageStatus.INTERRUPTED, finished_at=timezone.now()
-    )
+def recover_interrupted(*, message_id: UUID | None = None) -> int:
+    """Mark every open turn, or this one, as interrupted, text kept; returns how many. Only when nobody writes them."""
+    left_open = Message.objects.filter(status__in=OPEN_STATUSES)
+    if message_id is not None:
+        left_open = left_open.filter(id=message_id)
+    return left_open.update(status=MessageStatus.INTERRUPTED, finished_at=timezone.now())
 
 
 def _checked(rows: TurnRows, check: Check | None) -> TurnRows:

@@ -15,12 +15,13 @@ from contextlib import aclosing, asynccontextmanager
 from dataclasses import asdict, replace
 from typing import Any, TypeVar
 
+from django.conf import settings
 from django.utils.translation import gettext as _
 
-from chatapp import executors, hints, llm, selectors, wire
+from chatapp import executors, hints, llm, locks, selectors, wire
 from chatapp.errors import ChatError, Conflict, StorageUnavailable
 from chatapp.markdown import render_blocks
-from chatapp.models import Generation, MessageStatus, User
+from chatapp.models import Generation, Message, MessageStatus, User
 from chatapp.services import turns
 from chatapp.turn.live import Live, LiveTurn
 from chatapp.turn.prompt import Plan, plan_turn
@@ -159,10 +160,17 @@ async def stop(live: Live, user: User, frame: wire.TurnStop) -> None:
         message = await executors.database(selectors.message_get, user, frame.conversation, frame.message)
         turn = live.get(message.id)
         if turn is None and message.is_open:
-            raise Conflict(_("This reply is being written by another process and can only be stopped there."))
+            await _stop_elsewhere(user, message)
     if turn is not None:
         turn.is_stopping = True
         llm.cancel(turn.request_id)
+
+
+async def _stop_elsewhere(user: User, message: Message) -> None:
+    """A turn of another process. Raises Conflict while that may live; one that was killed holds up nobody."""
+    if not await executors.database(locks.recover_abandoned, settings.RECOLLECT_DATA, message.id):
+        raise Conflict(_("This reply is being written by another process and can only be stopped there."))
+    await hints.aconversation_changed(user.pk, message.conversation_id)
 
 
 # --- the turn ---------------------------------------------------------------------------------------------------------

@@ -10,8 +10,9 @@ from typing import Any
 
 import pytest
 from asgiref.sync import sync_to_async
+from django.conf import settings
 
-from chatapp import llm, wire
+from chatapp import llm, locks, wire
 from chatapp.errors import Busy, Conflict, Draining, NotFound, StorageUnavailable, WindowFull
 from chatapp.executors import database
 from chatapp.markdown import render_blocks
@@ -246,10 +247,23 @@ async def test_nobody_stops_the_turn_of_another(alice: User, bob: User, worker: 
 async def test_a_turn_of_another_process_cannot_be_stopped_here(alice: User, worker: FakeWorker) -> None:
     live = Live()
     turn = await started(live, alice, send())
-    with pytest.raises(Conflict):
+    with locks.beside_server(settings.RECOLLECT_DATA), pytest.raises(Conflict):
         await run.stop(Live(), alice, wire.TurnStop(turn.conversation_id, turn.message_id))
+    assert (await stored(turn)).is_open
     worker.finish()
     await ended(turn)
+
+
+async def test_a_turn_whose_process_was_killed_is_stopped_and_goes_on_here(alice: User, worker: FakeWorker) -> None:
+    left = await sync_to_async(rows.send)(alice)
+    conversation_id, message_id = left.conversation.id, left.assistant_message.id
+    await Message.objects.filter(id=message_id).aupdate(status=MessageStatus.WRITING, text="so far")
+    await run.stop(Live(), alice, wire.TurnStop(conversation_id, message_id))
+    message = await Message.objects.aget(id=message_id)
+    assert (message.status, message.text) == ("interrupted", "so far")
+    turn = await started(Live(), alice, wire.TurnContinue(conversation_id, message_id))
+    worker.finish()
+    assert (await ended(turn)).status == "done"
 
 
 # --- sent twice, refused, taken back ----------------------------------------------------------------------------------

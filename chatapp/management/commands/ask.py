@@ -54,7 +54,7 @@ class Command(BaseCommand):
                 raise CommandError(f"{len(pending)} migrations are pending: run `python manage.py migrate`.")
             user = _user(options["user"])
             frame = _addressed(user, frame, options["conversation"])
-            with locks.turns_allowed(settings.RECOLLECT_DATA):
+            with locks.beside_server(settings.RECOLLECT_DATA), locks.turns_allowed(settings.RECOLLECT_DATA):
                 turn = asyncio.run(self._ask(user, frame))
             if options["title"]:
                 conversations.conversation_rename(user=user, conversation_id=frame.conversation, title=options["title"])
