@@ -144,7 +144,7 @@ def _byte_table(vocabulary: Vocabulary, vocab_size: int) -> list[bytes]:
         else:
             table[token_id] = text.encode()
     for token_id, text in vocabulary.added_texts.items():
-        table[token_id] = text.encode()
+        table[token_id] = (text if vocabulary.is_byte_level else text.replace(SPACE_MARK, " ")).encode()
     for control in vocabulary.controls:
         table[control.token_id] = control.text.encode()
     return table

@@ -19,6 +19,11 @@ from inference.tokenizer.gguf_vocabulary import describe
 
 # Added tokens written like this are markup (<think>, [TOOL_CALLS]) even where the file does not call them special.
 MARKUP = re.compile(r"<.*>|\[.*\]", re.DOTALL)
+# But for these, which Gemma has: what people write about web pages with. <s> and </s> are never among them.
+HTML = re.compile(
+    r"</?(?:table|caption|thead|tbody|tfoot|tr|th|td|h[1-6]|blockquote|strong|em|b|i|u|sub|sup|code|p|br|hr|ul|ol|li|a|img"
+    r"|div|span|pre)>"
+)
 
 
 @dataclass(frozen=True, slots=True)
@@ -87,7 +92,8 @@ def _separate(spec: TokenizerSpec, description: dict[str, Any]) -> Vocabulary:
     for token_id, token in added.items():
         text = token["content"]
         is_special = bool(token["special"]) or token_id in spec.eos_token_ids or text in named
-        if text != model.get("unk_token") and (is_special or MARKUP.fullmatch(text)):
+        is_markup = MARKUP.fullmatch(text) and not HTML.fullmatch(text)
+        if text != model.get("unk_token") and (is_special or is_markup):
             strips = bool(token.get("lstrip")), bool(token.get("rstrip"))
             controls.append(ControlToken(token_id, text, *strips, is_special))
     taken = {control.token_id for control in controls}
