@@ -7,6 +7,7 @@ from typing import Any
 
 import pytest
 from django.core.cache import cache
+from django.utils import translation
 
 from chatapp import llm
 from chatapp.models import User
@@ -17,6 +18,13 @@ from tests.chatapp.fake_worker import FakeWorker
 def _empty_cache() -> None:
     """Counters of one test are no business of the next."""
     cache.clear()
+
+
+@pytest.fixture(autouse=True)
+def _english() -> Iterator[None]:
+    """A request of the test client leaves its language behind."""
+    with translation.override("en"):
+        yield
 
 
 @pytest.fixture
@@ -37,3 +45,4 @@ def worker() -> Iterator[FakeWorker]:
     llm.start(fake)
     yield fake
     llm.shutdown()
+    llm._handle.worker = None  # as in a process that has never had one
