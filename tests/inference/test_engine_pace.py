@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from inference.engine.pace import ALONE_S, BESIDE_S, FIRST_TOKENS, MIN_TOKENS, PrefillPace, even_part
@@ -23,6 +23,7 @@ def settled(pace: PrefillPace, machine: Callable[[int], float], *, is_beside: bo
 
 
 @pytest.mark.parametrize("is_beside", [False, True])
+@settings(deadline=None)
 @given(fixed_s=st.floats(0, 0.1), token_s=st.floats(1e-5, 1e-1))
 def test_steps_come_to_last_as_long_as_wanted(is_beside, fixed_s, token_s):
     machine = affine(fixed_s, token_s)
@@ -34,6 +35,7 @@ def test_steps_come_to_last_as_long_as_wanted(is_beside, fixed_s, token_s):
 
 
 @pytest.mark.parametrize("max_tokens", [1, 7, MIN_TOKENS, 512])
+@settings(deadline=None)
 @given(steps=st.lists(st.tuples(st.integers(1, 512), st.floats(0, 1e4), st.booleans()), max_size=20))
 def test_chunks_stay_within_the_limits_whatever_the_clock_says(max_tokens, steps):
     pace = PrefillPace(max_tokens)
@@ -64,12 +66,13 @@ def test_steps_beside_others_are_measured_apart():
     assert pace.num_tokens(is_beside=False) == FIRST_TOKENS
 
 
+@settings(deadline=None)
 @given(num_pending=st.integers(1, 5000), max_tokens=st.integers(1, 512))
 def test_parts_are_equal_and_as_few_as_possible(num_pending, max_tokens):
-    parts = []
-    while sum(parts) < num_pending:
-        parts.append(even_part(num_pending - sum(parts), max_tokens))
-    assert sum(parts) == num_pending
+    parts, num_left = [], num_pending
+    while num_left:
+        parts.append(even_part(num_left, max_tokens))
+        num_left -= parts[-1]
     assert max(parts) <= max_tokens
     assert max(parts) - min(parts) <= 1
     assert len(parts) == -(-num_pending // max_tokens)
