@@ -112,7 +112,12 @@ def _separate(spec: TokenizerSpec, description: dict[str, Any]) -> Vocabulary:
         "padding": None,
         "post_processor": None,  # would add control tokens of its own
         "added_tokens": [_full(token) for token in plain],
-        "model": {**model, "vocab": {text: i for text, i in vocab.items() if text not in gone}, "merges": kept},
+        "model": {
+            **model,
+            "vocab": {text: i for text, i in vocab.items() if text not in gone},
+            "merges": kept,
+            "dropout": None,  # leaves merges out at random: for training only
+        },
     }
     return Vocabulary(
         description=description,
