@@ -21,13 +21,14 @@ _FULL = _("The disk is full. Nothing has been stored.")
 _READONLY = _("The database cannot be written to. Nothing has been stored.")
 _DAMAGED = _("The database file is damaged. Nothing has been stored; restore a backup.")
 _MIGRATE = _("The database is not up to date: run `python manage.py migrate`.")
+_UNREACHABLE = ("unreachable", _("The database cannot be reached. Nothing has been stored; try again."))
 # What the drivers of SQLite and PostgreSQL say, in lower case; the first match counts.
 _REASONS = (
     ("database is locked", "busy", _BUSY),
     ("database table is locked", "busy", _BUSY),
     ("due to statement timeout", "busy", _BUSY),
     ("due to lock timeout", "busy", _BUSY),
-    ("couldn't get a connection", "busy", _BUSY),  # of the pool
+    ("couldn't get a connection", *_UNREACHABLE),  # the pool's word for a server that is away
     ("disk is full", "full", _FULL),
     ("no space left", "full", _FULL),
     ("disk i/o error", "damaged", _("The disk is full or damaged. Nothing has been stored.")),
@@ -39,7 +40,6 @@ _REASONS = (
     ("malformed", "damaged", _DAMAGED),
     ("not a database", "damaged", _DAMAGED),
 )
-_UNREACHABLE = ("unreachable", _("The database cannot be reached. Nothing has been stored; try again."))
 
 
 @contextmanager
@@ -51,14 +51,15 @@ def translated() -> Iterator[None]:
     try:
         yield
     except (OperationalError, InterfaceError) as error:
-        raise _unavailable(error) from error
+        raise unavailable(error) from error
     except DatabaseError as error:
         if type(error) is not DatabaseError:  # SQLite reports a damaged file with the bare class
             raise
-        raise _unavailable(error) from error
+        raise unavailable(error) from error
 
 
-def _unavailable(error: Exception) -> StorageUnavailable:
+def unavailable(error: Exception) -> StorageUnavailable:
+    """What a driver's OperationalError or InterfaceError means."""
     said = str(error).lower()
     reason, sentence = next(((reason, text) for needle, reason, text in _REASONS if needle in said), _UNREACHABLE)
     logger.error("database: %s (%s)", reason, type(error).__name__)

@@ -8,7 +8,7 @@ from __future__ import annotations
 import sys
 from collections.abc import Callable
 
-from django.db import DatabaseError, InterfaceError
+from django.db import DatabaseError, InterfaceError, OperationalError
 from django.http import HttpRequest, HttpResponse, JsonResponse
 from django.template.loader import render_to_string
 from django.urls import reverse
@@ -16,6 +16,7 @@ from django.utils.translation import gettext as _
 
 from chatapp import checks
 from chatapp.errors import ChatError, StorageUnavailable
+from chatapp.storage import unavailable
 from chatapp.views.access import is_from_script
 
 MIGRATE = "python manage.py migrate"
@@ -35,7 +36,7 @@ class ChatErrorMiddleware:
         if not isinstance(exception, ChatError):
             return None
         if isinstance(exception, StorageUnavailable):
-            return _storage_page(request, exception.message)
+            return _storage_page(request, exception)
         response = _answer(request, exception.status, exception.code, _heading(exception.status), exception.message)
         if retry_after_s := exception.detail.get("retry_after_s"):
             response.headers["Retry-After"] = str(retry_after_s)
@@ -63,21 +64,27 @@ def page_not_found(request: HttpRequest, exception: Exception) -> HttpResponse:
 
 def server_error(request: HttpRequest) -> HttpResponse:
     """handler500, called inside the `except` of Django: the exception is at hand."""
-    if isinstance(sys.exception(), DatabaseError | InterfaceError | StorageUnavailable):
-        return _storage_page(request, _("The database does not answer. What was stored is safe."))
+    error = sys.exception()
+    if isinstance(error, OperationalError | InterfaceError):
+        error = unavailable(error)
+    if isinstance(error, StorageUnavailable | DatabaseError):
+        return _storage_page(request, error)
     explanation = _("This is our fault, not yours. The log of the server says what happened.")
     return _answer(request, 500, "error", _heading(500), explanation, can_retry=True)
 
 
-def _storage_page(request: HttpRequest, explanation: str) -> HttpResponse:
-    """Says whether the database is away or only older than the program."""
-    command = ""
-    try:
-        if checks.pending_migrations():
-            explanation = _("The database is older than the program and has to be brought up to date.")
-            command = MIGRATE
-    except StorageUnavailable as error:
+def _storage_page(request: HttpRequest, error: StorageUnavailable | DatabaseError) -> HttpResponse:
+    """Says whether the database is away or only older than the program.
+
+    A database that is away is not asked for its migrations: that would take its time-out a second time.
+    """
+    explanation, command = _("The database does not answer. What was stored is safe."), ""
+    is_away = isinstance(error, StorageUnavailable) and error.detail["reason"] != "migrations"
+    if isinstance(error, StorageUnavailable):
         explanation = error.message
+    if not is_away and checks.pending_migrations():
+        explanation = _("The database is older than the program and has to be brought up to date.")
+        command = MIGRATE
     heading = _("The database is not available") if not command else _("The database needs an update")
     return _answer(request, 503, StorageUnavailable.code, heading, explanation, command=command, can_retry=True)
 

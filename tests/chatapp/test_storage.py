@@ -90,12 +90,12 @@ def test_server_that_is_down_is_unreachable() -> None:
     assert _reason(_open(entry), "SELECT 1") == "unreachable"
 
 
-def test_pool_that_has_no_connection_to_give_is_busy() -> None:
+def test_server_that_is_down_is_unreachable_through_the_pool() -> None:
     entry = databases.postgres("postgresql://me@127.0.0.1:1/chat")
     entry["OPTIONS"]["pool"] |= {"timeout": 0.2, "min_size": 1}
     opened = _open(entry)
     try:
-        assert _reason(opened, "SELECT 1") == "busy"
+        assert _reason(opened, "SELECT 1") == "unreachable"
     finally:
         opened.close_pool()  # type: ignore[attr-defined]  # of PostgreSQL's wrapper
 

@@ -71,6 +71,22 @@ def test_a_database_that_is_down(patient: Client, alice: User, broken: None, url
     assert patient.get(url, headers=SCRIPT).json()["code"] == "storage_unavailable"
 
 
+def test_a_database_that_is_away_is_asked_once(patient: Client, db: Any) -> None:
+    """Each question may take the whole time-out of the pool."""
+    asked: list[str] = []
+
+    def fail(execute: Any, sql: str, *args: Any) -> None:
+        asked.append(sql)
+        raise OperationalError("couldn't get a connection after 10.00 sec")
+
+    patient.cookies["sessionid"] = "x" * 32
+    with connection.execute_wrapper(fail):
+        response = patient.get("/")
+    assert response.status_code == 503
+    assert "The database cannot be reached." in response.content.decode()
+    assert len(asked) == 1
+
+
 def test_a_database_that_is_down_is_no_reason_to_kill_the_process(patient: Client, db: Any, broken: None) -> None:
     assert patient.get(reverse("health_live")).status_code == 200
     response = patient.get(reverse("health_ready"))
@@ -79,7 +95,7 @@ def test_a_database_that_is_down_is_no_reason_to_kill_the_process(patient: Clien
 
 def test_pending_migrations(patient: Client, db: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     def lacks_table(*args: Any) -> bool:
-        raise StorageUnavailable("The database cannot be used: no such table.")
+        raise StorageUnavailable("The database cannot be used: no such table.", reason="migrations")
 
     monkeypatch.setattr("chatapp.selectors.is_set_up", lacks_table)
     monkeypatch.setattr("chatapp.checks.pending_migrations", lambda: ["chatapp.0002_more"])
