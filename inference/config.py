@@ -7,6 +7,8 @@ from dataclasses import dataclass
 
 HIDDEN_ACTS = ("silu", "gelu_pytorch_tanh")
 LAYER_TYPES = ("full_attention", "sliding_attention")
+MAX_LAYERS = 512
+MAX_EXPERTS = 1 << 17  # of all layers
 ROPE_TYPES = ("linear", "dynamic", "llama3", "yarn", "longrope")
 
 
@@ -37,7 +39,7 @@ class RopeScaling:
         needs_original = self.rope_type in ("llama3", "yarn", "longrope")
         limits = (
             ("factor", 1e-3, 1e4),
-            ("original_max_position_embeddings", int(needs_original), 1 << 26),
+            ("original_max_position_embeddings", 2 * needs_original, 1 << 26),
             ("attention_factor", 0, 1e3),
             ("low_freq_factor", 1e-3, 1e4),
             ("high_freq_factor", 1e-3, 1e4),
@@ -121,7 +123,7 @@ class ModelConfig:
             ("vocab_size", 1, 4_000_000),
             ("hidden_size", 1, 1 << 17),
             ("intermediate_size", 1, 1 << 19),
-            ("num_hidden_layers", 1, 512),
+            ("num_hidden_layers", 1, MAX_LAYERS),
             ("num_attention_heads", 1, 4096),
             ("num_key_value_heads", 1, 4096),
             ("head_dim", 2, 4096),
@@ -153,6 +155,8 @@ class ModelConfig:
             raise ValueError(f"rms_norm_eps is {self.rms_norm_eps}, legal is above 0 and below 1")
         if not 0 < self.rope_theta < 1e15:
             raise ValueError(f"rope_theta is {self.rope_theta}, legal is above 0")
+        if self.rope_scaling and self.rope_scaling.rope_type == "yarn" and self.rope_theta <= 1:
+            raise ValueError(f"rope_theta is {self.rope_theta}, yarn needs more than 1")
         scaling = self.rope_scaling
         if scaling and scaling.rope_type == "longrope":
             for name in ("short_factor", "long_factor"):
@@ -169,6 +173,8 @@ class ModelConfig:
         for kind in self.layer_types:
             if kind not in LAYER_TYPES:
                 raise ValueError(f"layer_types holds {kind!r}, legal are {', '.join(LAYER_TYPES)}")
+        if self.num_experts * self.num_hidden_layers > MAX_EXPERTS:
+            raise ValueError(f"num_experts is {self.num_experts} in {self.num_hidden_layers} layers: too many")
         if "sliding_attention" in self.layer_types and not self.sliding_window:
             raise ValueError("sliding_window is 0, but there are sliding_attention layers")
 

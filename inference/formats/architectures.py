@@ -3,12 +3,46 @@
 from __future__ import annotations
 
 from collections.abc import Collection, Mapping
+from dataclasses import dataclass
 from pathlib import Path
 
 from inference.config import ModelConfig
 from inference.errors import ModelFileError, UnsupportedModelError
 
-KNOWN_ARCHITECTURES = ("llama",)
+Shapes = dict[str, tuple[int, ...]]
+
+
+@dataclass(frozen=True, slots=True)
+class Architecture:
+    """How the tensors of a family differ from Llama's.
+
+    stored_prefix stands in the files where our names begin with "model."; tensors under skipped_prefix belong to parts
+    that we do not run.
+    """
+
+    has_qkv_bias: bool = False
+    has_qk_norm: bool = False
+    has_fused_projections: bool = False  # q, k and v in one matrix; gate and up in another
+    has_sandwich_norms: bool = False  # norms after attention and after the feed-forward part too
+    stored_prefix: str = "model."
+    skipped_prefix: str = ""
+
+
+ARCHITECTURES = {
+    "gemma3_text": Architecture(has_qk_norm=True, has_sandwich_norms=True),
+    "llama": Architecture(),
+    "mistral": Architecture(),
+    "phi3": Architecture(has_fused_projections=True),
+    "qwen2": Architecture(has_qkv_bias=True),
+    "qwen3": Architecture(has_qk_norm=True),
+    "qwen3_moe": Architecture(has_qk_norm=True),
+    "qwen3_vl": Architecture(has_qk_norm=True, stored_prefix="model.language_model.", skipped_prefix="model.visual."),
+    "smollm3": Architecture(),
+}
+KNOWN_ARCHITECTURES = tuple(ARCHITECTURES)
+
+# GGUF's name of an architecture -> ours.
+GGUF_ARCHITECTURES = {"llama": "llama"}
 
 # Hugging Face's name inside a layer -> GGUF's.
 LLAMA_LAYER_NAMES = {
@@ -29,28 +63,70 @@ LLAMA_NAMES = {
 }
 
 
-def expected_shapes(config: ModelConfig) -> dict[str, tuple[int, ...]]:
-    """Hugging Face name -> shape of every tensor that a Llama of this config has, in the order of use."""
-    C, F, V = config.hidden_size, config.intermediate_size, config.vocab_size
-    H, K, D = config.num_attention_heads, config.num_key_value_heads, config.head_dim
-    layer = {
-        "input_layernorm.weight": (C,),
-        "self_attn.q_proj.weight": (H * D, C),
-        "self_attn.k_proj.weight": (K * D, C),
-        "self_attn.v_proj.weight": (K * D, C),
-        "self_attn.o_proj.weight": (C, H * D),
-        "post_attention_layernorm.weight": (C,),
-        "mlp.gate_proj.weight": (F, C),
-        "mlp.up_proj.weight": (F, C),
-        "mlp.down_proj.weight": (C, F),
-    }
-    shapes: dict[str, tuple[int, ...]] = {"model.embed_tokens.weight": (V, C)}
+def expected_shapes(config: ModelConfig) -> Shapes:
+    """Hugging Face name -> shape of every tensor that a model of this config has, in the order of use."""
+    C, V = config.hidden_size, config.vocab_size
+    shapes: Shapes = {"model.embed_tokens.weight": (V, C)}
     for index in range(config.num_hidden_layers):
+        layer = _attention_shapes(config) | _feed_forward_shapes(config, index)
         shapes |= {f"model.layers.{index}.{name}": shape for name, shape in layer.items()}
     shapes["model.norm.weight"] = (C,)
     if not config.tie_word_embeddings:
         shapes["lm_head.weight"] = (V, C)
     return shapes
+
+
+def _attention_shapes(config: ModelConfig) -> Shapes:
+    architecture = ARCHITECTURES[config.model_type]
+    C, D = config.hidden_size, config.head_dim
+    rows = {
+        "q": config.num_attention_heads * D,
+        "k": config.num_key_value_heads * D,
+        "v": config.num_key_value_heads * D,
+    }
+    shapes: Shapes = {"input_layernorm.weight": (C,)}
+    if architecture.has_fused_projections:
+        shapes["self_attn.qkv_proj.weight"] = (sum(rows.values()), C)
+    else:
+        shapes |= {f"self_attn.{part}_proj.weight": (count, C) for part, count in rows.items()}
+    if architecture.has_qkv_bias:
+        shapes |= {f"self_attn.{part}_proj.bias": (count,) for part, count in rows.items()}
+    if architecture.has_qk_norm:
+        shapes |= {f"self_attn.{part}_norm.weight": (D,) for part in "qk"}
+    shapes["self_attn.o_proj.weight"] = (C, rows["q"])
+    shapes["post_attention_layernorm.weight"] = (C,)
+    return shapes
+
+
+def _feed_forward_shapes(config: ModelConfig, layer: int) -> Shapes:
+    architecture = ARCHITECTURES[config.model_type]
+    C = config.hidden_size
+    if config.is_sparse(layer):
+        shapes: Shapes = {"mlp.gate.weight": (config.num_experts, C)}
+        for expert in range(config.num_experts):
+            shapes |= _gated_shapes(f"mlp.experts.{expert}.", C, config.moe_intermediate_size)
+        return shapes
+    if architecture.has_fused_projections:
+        F = config.intermediate_size
+        return {"mlp.gate_up_proj.weight": (2 * F, C), "mlp.down_proj.weight": (C, F)}
+    shapes = _gated_shapes("mlp.", C, config.intermediate_size)
+    if architecture.has_sandwich_norms:
+        shapes |= {f"{place}_feedforward_layernorm.weight": (C,) for place in ("pre", "post")}
+    return shapes
+
+
+def _gated_shapes(prefix: str, C: int, F: int) -> Shapes:
+    return {
+        f"{prefix}gate_proj.weight": (F, C),
+        f"{prefix}up_proj.weight": (F, C),
+        f"{prefix}down_proj.weight": (C, F),
+    }
+
+
+def stored_name(config: ModelConfig, name: str) -> str:
+    """The name in a Hugging Face directory of the tensor that we call `name`."""
+    prefix = ARCHITECTURES[config.model_type].stored_prefix
+    return prefix + name.removeprefix("model.") if name.startswith("model.") else name
 
 
 def gguf_name(name: str) -> str:

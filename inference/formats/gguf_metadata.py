@@ -10,10 +10,10 @@ from typing import TypeVar
 
 from inference.config import ModelConfig
 from inference.errors import ModelFileError, UnsupportedModelError
-from inference.formats.architectures import KNOWN_ARCHITECTURES
+from inference.formats.architectures import GGUF_ARCHITECTURES
 from inference.formats.base import TokenizerSpec
 from inference.formats.gguf_header import Value
-from inference.formats.mapping import make_config
+from inference.formats.mapping import build
 
 T = TypeVar("T", str, int, float, bool)
 
@@ -71,9 +71,9 @@ def read_config(
     """The config of a Llama. Raises UnsupportedModelError for features that change the arithmetic and are not ours."""
     path = metadata.path
     architecture = metadata.get("general.architecture", str)
-    if architecture not in KNOWN_ARCHITECTURES:
+    if architecture not in GGUF_ARCHITECTURES:
         problem = f"architecture {architecture!r} is not supported"
-        raise UnsupportedModelError(path, problem, field="general.architecture", known=KNOWN_ARCHITECTURES)
+        raise UnsupportedModelError(path, problem, field="general.architecture", known=tuple(GGUF_ARCHITECTURES))
     _refuse_unsupported(metadata, architecture)
 
     def key(name: str) -> str:
@@ -91,8 +91,9 @@ def read_config(
         if metadata.get(key(name), int, head_dim) != head_dim:
             problem = f"{metadata.values[key(name)]}, only the head size {head_dim} is supported"
             raise UnsupportedModelError(path, problem, field=key(name))
-    return make_config(
+    return build(
         path,
+        ModelConfig,
         model_type=architecture,
         vocab_size=vocab_size,
         hidden_size=hidden_size,

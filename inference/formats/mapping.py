@@ -5,12 +5,13 @@ from __future__ import annotations
 import hashlib
 import json
 import mmap
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
-from inference.config import ModelConfig
 from inference.errors import ModelFileError
+
+T = TypeVar("T")
 
 MAX_JSON_BYTES = 4 << 20
 
@@ -78,9 +79,9 @@ def read_json(path: Path) -> dict[str, Any]:
     return value
 
 
-def make_config(path: Path, **fields: Any) -> ModelConfig:
-    """ModelConfig(**fields); a value out of range becomes a ModelFileError that names it."""
+def build(path: Path, kind: Callable[..., T], **fields: Any) -> T:
+    """kind(**fields); a value out of range becomes a ModelFileError that names it."""
     try:
-        return ModelConfig(**fields)
+        return kind(**fields)
     except ValueError as error:
         raise ModelFileError(path, str(error), field=str(error).split(" ", 1)[0]) from error

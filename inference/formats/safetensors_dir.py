@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import mmap
 from functools import cached_property
 from pathlib import Path
@@ -9,15 +10,17 @@ from typing import Any
 
 import numpy as np
 
-from inference.config import ModelConfig
 from inference.errors import ModelFileError, UnsupportedModelError
-from inference.formats.architectures import KNOWN_ARCHITECTURES, check_shapes, expected_shapes
+from inference.formats.architectures import ARCHITECTURES, check_shapes, expected_shapes, stored_name
 from inference.formats.base import ModelFile, TokenizerSpec
 from inference.formats.fp8_scales import SCALE_SUFFIX, read_block_size, scale_names
-from inference.formats.mapping import digest_files, make_config, map_file, read_json, read_text, release_pages
+from inference.formats.hf_config import read_config
+from inference.formats.mapping import digest_files, map_file, read_json, read_text, release_pages
 from inference.formats.numbers import FLOAT_TYPES, as_f32, scale_blocks
 from inference.formats.safetensors_header import StoredTensor, read_header
 from inference.types import F32
+
+logger = logging.getLogger(__name__)
 
 MAX_TOKENIZER_BYTES = 64 << 20
 INDEX_NAME = "model.safetensors.index.json"
@@ -59,8 +62,14 @@ class SafetensorsDir(ModelFile):
         ignored |= scale_names(
             self.path, {name: at for name, (_, at) in self._tensors.items()}, self._block_size
         ).keys()
-        check_shapes(self.path, self._shapes, {name: at.shape for name, (_, at) in self._tensors.items()}, ignored)
-        for name in self._shapes:
+        skipped_prefix = ARCHITECTURES[self.architecture].skipped_prefix
+        skipped = {name for name in self._tensors if skipped_prefix and name.startswith(skipped_prefix)}
+        if skipped:
+            logger.info("%s: %d tensors %s* are left out, text only", self.name, len(skipped), skipped_prefix)
+        expected = {stored_name(self.config, name): shape for name, shape in self._shapes.items()}
+        found = {name: at.shape for name, (_, at) in self._tensors.items()}
+        check_shapes(self.path, expected, found, ignored | skipped)
+        for name in expected:
             dtype = self._tensors[name][1].dtype
             if dtype not in FLOAT_TYPES:
                 raise UnsupportedModelError(self.path, f"dtype {dtype} is not supported", field=name, known=FLOAT_TYPES)
@@ -78,6 +87,7 @@ class SafetensorsDir(ModelFile):
     def tensor(self, name: str) -> F32:
         if name not in self._shapes:
             raise ModelFileError(self.path, "there is no such tensor", field=name)
+        name = stored_name(self.config, name)
         weight = self._stored(name)
         if self._block_size is not None and name + SCALE_SUFFIX in self._tensors:
             scale_blocks(weight, self._stored(name + SCALE_SUFFIX), self._block_size)
@@ -90,94 +100,6 @@ class SafetensorsDir(ModelFile):
         file, stored = self._last = self._tensors[name]
         raw = np.frombuffer(self._shards[file], np.uint8, count=stored.nbytes, offset=stored.offset)
         return as_f32(raw, stored.dtype).reshape(stored.shape)
-
-
-def read_config(path: Path, raw: dict[str, Any], generation: dict[str, Any]) -> ModelConfig:
-    """config.json of a Llama -> ModelConfig; what changes the arithmetic and is not ours is refused."""
-    model_type = raw.get("model_type")
-    if model_type not in KNOWN_ARCHITECTURES:
-        problem = f"architecture {str(model_type)[:60]!r} is not supported"
-        raise UnsupportedModelError(path, problem, field="model_type", known=KNOWN_ARCHITECTURES)
-    _refuse_unsupported(path, raw)
-    num_heads = _integer(path, raw, "num_attention_heads")
-    if num_heads < 1:
-        raise ModelFileError(path, f"{num_heads} attention heads", field="num_attention_heads")
-    hidden_size = _integer(path, raw, "hidden_size")
-    if raw.get("head_dim") is None and hidden_size % num_heads:
-        raise ModelFileError(path, f"{hidden_size} is no multiple of the {num_heads} heads", field="hidden_size")
-    rope = raw.get("rope_parameters") or {}
-    vocab_size = _integer(path, raw, "vocab_size")
-    return make_config(
-        path,
-        model_type=model_type,
-        vocab_size=vocab_size,
-        hidden_size=hidden_size,
-        intermediate_size=_integer(path, raw, "intermediate_size"),
-        num_hidden_layers=_integer(path, raw, "num_hidden_layers"),
-        num_attention_heads=num_heads,
-        num_key_value_heads=_integer(path, raw, "num_key_value_heads", num_heads),
-        head_dim=_integer(path, raw, "head_dim", hidden_size // num_heads),
-        max_position_embeddings=_integer(path, raw, "max_position_embeddings", 2048),
-        rms_norm_eps=_number(path, raw, "rms_norm_eps", 1e-6),
-        rope_theta=_number(path, raw if "rope_theta" in raw else rope, "rope_theta", 10_000.0),
-        tie_word_embeddings=raw.get("tie_word_embeddings", False) is True,
-        bos_token_id=next(iter(_token_ids(path, raw, "bos_token_id", vocab_size)), None),
-        eos_token_ids=tuple(
-            dict.fromkeys(
-                _token_ids(path, raw, "eos_token_id", vocab_size)
-                + _token_ids(path.with_name("generation_config.json"), generation, "eos_token_id", vocab_size)
-            )
-        ),
-    )
-
-
-def _refuse_unsupported(path: Path, raw: dict[str, Any]) -> None:
-    neutral: dict[str, tuple[Any, ...]] = {
-        "hidden_act": ("silu", "swish"),
-        "attention_bias": (False,),
-        "mlp_bias": (False,),
-        "sliding_window": (),
-        "rope_interleaved": (False,),
-        "partial_rotary_factor": (1, 1.0),
-    }
-    for key, values in neutral.items():
-        if raw.get(key) is not None and raw[key] not in values:
-            raise UnsupportedModelError(path, f"{str(raw[key])[:60]!r} is not supported", field=key)
-    for key in ("rope_scaling", "rope_parameters"):
-        scaling = raw.get(key) or {}
-        if not isinstance(scaling, dict):
-            raise ModelFileError(path, "not a JSON object", field=key)
-        kind = scaling.get("rope_type", scaling.get("type", "default"))
-        if kind != "default" or scaling.get("partial_rotary_factor", 1) != 1:
-            raise UnsupportedModelError(path, f"rotary scaling {str(scaling)[:80]} is not supported", field=key)
-
-
-def _integer(path: Path, raw: dict[str, Any], key: str, default: int | None = None) -> int:
-    value = raw.get(key)
-    value = default if value is None else value
-    if not isinstance(value, int) or isinstance(value, bool):
-        found = "missing" if value is None else f"{str(value)[:40]!r}, an integer is expected"
-        raise ModelFileError(path, found, field=key)
-    return value
-
-
-def _number(path: Path, raw: dict[str, Any], key: str, default: float) -> float:
-    value = raw.get(key)
-    value = default if value is None else value
-    if not isinstance(value, int | float) or isinstance(value, bool):
-        raise ModelFileError(path, f"{str(value)[:40]!r}, a number is expected", field=key)
-    return float(value)
-
-
-def _token_ids(path: Path, raw: dict[str, Any], key: str, vocab_size: int) -> tuple[int, ...]:
-    """An id, a list of ids, or nothing."""
-    value = raw.get(key)
-    ids = [] if value is None else value if isinstance(value, list) else [value]
-    for token_id in ids:
-        if not isinstance(token_id, int) or isinstance(token_id, bool) or not 0 <= token_id < vocab_size:
-            problem = f"token id {str(token_id)[:40]}, the vocabulary has {vocab_size}"
-            raise ModelFileError(path, problem, field=key)
-    return tuple(ids)
 
 
 def _named_tokens(path: Path, tokenizer: dict[str, Any]) -> dict[str, str]:

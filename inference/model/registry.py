@@ -7,11 +7,30 @@ from collections.abc import Callable
 from inference.errors import UnsupportedModelError
 from inference.formats.base import ModelFile
 from inference.model.base import Model
+from inference.model.decoder import DecoderModel
+from inference.model.gemma3_text import Gemma3TextModel
 from inference.model.llama import LlamaModel
+from inference.model.mistral import MistralModel
+from inference.model.phi3 import Phi3Model
+from inference.model.qwen2 import Qwen2Model
+from inference.model.qwen3 import Qwen3Model
+from inference.model.qwen3_moe import Qwen3MoeModel
+from inference.model.qwen3_vl import Qwen3VLModel
+from inference.model.smollm3 import SmolLM3Model
 
 ProgressFn = Callable[[float], None]  # called with 0.0 .. 1.0
 
-_ARCHITECTURES = {"llama": LlamaModel}
+_ARCHITECTURES: dict[str, type[DecoderModel]] = {
+    "gemma3_text": Gemma3TextModel,
+    "llama": LlamaModel,
+    "mistral": MistralModel,
+    "phi3": Phi3Model,
+    "qwen2": Qwen2Model,
+    "qwen3": Qwen3Model,
+    "qwen3_moe": Qwen3MoeModel,
+    "qwen3_vl": Qwen3VLModel,
+    "smollm3": SmolLM3Model,
+}
 
 
 def load_model(

@@ -1,17 +1,21 @@
 """The row-invariance check as a function, so that it can also run in a process with another BLAS kernel.
 
-`python -m tests.inference.row_invariance` checks one small model under whatever kernel the environment asks for.
+`python -m tests.inference.row_invariance` checks small models under whatever kernel the environment asks for.
 """
 
 from __future__ import annotations
 
+from pathlib import Path
+
 import numpy as np
 
+from inference.formats.model_file import open_model_file
 from inference.model.base import Model
 from inference.model.registry import load_model
 from tests.inference.random_model import RandomModelFile, make_batch, small_config
 
 BLOCK_SIZE = 16
+FIXTURES = sorted(path for path in (Path(__file__).parents[1] / "data" / "models").iterdir() if path.is_dir())
 
 
 def whole_logits(model: Model, tokens: np.ndarray) -> np.ndarray:
@@ -65,6 +69,8 @@ def main() -> None:
         model = load_model(RandomModelFile(small_config(heads=9, kv_heads=3, hidden=72)), num_threads=num_threads)
         for sizes in ([1], [3], [7, 1, 64], [300], [16, 130]):
             check(model, 330, sizes, seed=len(sizes))
+    for path in FIXTURES:
+        check(load_model(open_model_file(path), num_threads=2), 330, [7, 1, 130], seed=0)
 
 
 if __name__ == "__main__":

@@ -130,9 +130,8 @@ def test_a_second_copy_of_a_tied_matrix_is_not_a_tensor_of_the_model(tmp_path: P
     [
         ("model_type", "mamba"),
         ("model_type", None),
-        ("rope_scaling", {"rope_type": "llama3", "factor": 8.0}),
-        ("rope_scaling", {"type": "linear", "factor": 2.0}),
-        ("rope_parameters", {"rope_type": "yarn"}),
+        ("rope_scaling", {"rope_type": "proportional", "factor": 8.0}),
+        ("rope_parameters", {"rope_type": ["yarn"]}),
         ("attention_bias", True),
         ("mlp_bias", True),
         ("sliding_window", 4096),
@@ -162,6 +161,8 @@ def test_what_would_be_computed_wrongly_is_refused(tmp_path: Path, key: str, pay
         ("eos_token_id", 9999),
         ("eos_token_id", ["</s>"]),
         ("rope_scaling", [1]),
+        ("rope_scaling", {"type": "linear"}),
+        ("rope_parameters", {"rope_type": "yarn"}),
     ],
 )
 def test_a_config_that_makes_no_sense_is_refused_with_its_field(tmp_path: Path, key: str, payload: Any) -> None:

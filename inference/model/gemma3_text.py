@@ -1,0 +1,33 @@
+"""Gemma 3, text: norms of 1 + weight, also on what is added to the residual stream; scaled embeddings; GELU.
+
+Most layers see a window, with rotary frequencies of their own; see the config.
+"""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+from inference.model.layer import Attention, FeedForward, Mlp
+from inference.model.qwen3 import Qwen3Model
+from inference.model.tensors import Tensors
+
+
+class Gemma3TextModel(Qwen3Model):
+    norm_offset = 1.0
+
+    @property
+    def embedding_scale(self) -> float:
+        return float(self.config.hidden_size**0.5)
+
+    def read_attention(self, tensors: Tensors, layer: int) -> Attention:
+        post_norm = tensors.norm("post_attention_layernorm.weight")
+        return replace(super().read_attention(tensors, layer), post_norm=post_norm)
+
+    def read_feed_forward(self, tensors: Tensors, layer: int) -> FeedForward:
+        return Mlp(
+            self.config,
+            norm=tensors.norm("pre_feedforward_layernorm.weight"),
+            gate_up=tensors.matrix("mlp.gate_proj.weight", "mlp.up_proj.weight"),
+            down=tensors.matrix("mlp.down_proj.weight"),
+            post_norm=tensors.norm("post_feedforward_layernorm.weight"),
+        )

@@ -1,0 +1,9 @@
+"""SmolLM3: Llama, with layers in which positions are not rotated, as the config says."""
+
+from __future__ import annotations
+
+from inference.model.llama import LlamaModel
+
+
+class SmolLM3Model(LlamaModel):
+    pass
