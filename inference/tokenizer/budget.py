@@ -10,11 +10,13 @@ from typing import Any
 
 from jinja2.exceptions import SecurityError
 from jinja2.runtime import Context
+from jinja2.utils import Namespace
 
 BASE_WORK = 300_000  # one unit is one loop pass, call or list item, or 16 characters: under a microsecond
 WORK_PER_MESSAGE = 500
 WORK_PER_CHAR = 1
 CHARS_PER_UNIT = 16
+COMPARISONS_PER_UNIT = 1 << 10  # of characters, inside one search
 BASE_CHARS = 1 << 18  # no string, and no output, may be longer than this plus four times the input ...
 CHARS_PER_MESSAGE = 1 << 10  # ... plus this for what stands around each message
 MAX_INTEGER_BITS = 1 << 12
@@ -51,6 +53,8 @@ class Budget:
             self.charge_chars(len(value))
             return
         self.charge(1)
+        if isinstance(value, Namespace):  # prints all that is in it
+            value = value._Namespace__attrs
         if isinstance(value, Mapping):
             for key, item in value.items():
                 self.charge_deep(key)
@@ -58,6 +62,11 @@ class Budget:
         elif isinstance(value, list | tuple):
             for item in value:
                 self.charge_deep(item)
+
+    def charge_search(self, text: str, wanted: Any) -> None:
+        """Python's searches from the right, and stripping, compare every character of one with every one of the other
+        when it comes to the worst."""
+        self.charge(len(text) * len(str(wanted)) // COMPARISONS_PER_UNIT)
 
     def charge_flat(self, value: Any) -> None:
         """The items of the value are about to be walked or copied, and not looked into."""

@@ -10,6 +10,7 @@ line break more, an empty thought less), and nothing behind it could be reused.
 
 from __future__ import annotations
 
+import datetime
 import hashlib
 import re
 from collections.abc import Sequence
@@ -18,11 +19,13 @@ from typing import Any
 import numpy as np
 
 from inference.errors import TemplateError
+from inference.tokenizer.dates import strftime_of
 from inference.tokenizer.draft import Draft, Place
 from inference.tokenizer.layout import Layout, locate, marks, split_marks
 from inference.tokenizer.sandbox import Sandbox
 from inference.tokenizer.sealing import Piece, Sealer, Seals
 from inference.tokenizer.span_cache import SpanCache
+from inference.tokenizer.template_lint import history_notes
 from inference.tokenizer.tokenizer import EncodedSpan, Tokenizer
 from inference.types import I32, ChatMessage, Prompt
 
@@ -37,8 +40,10 @@ CHATML = (
 
 ROLE = re.compile(r"[a-z_]{1,32}")
 PROBE_IDS = (0,)  # stands for any reply; only where it lands matters
+PROBE_DAY = datetime.date(2024, 7, 26)
 MAX_CACHED_HEAD_CHARS = 1 << 20
-BUILDER_VERSION = 1  # part of the fingerprint: raise it when the same messages would give other ids
+HeadKey = tuple[datetime.date | None, str, tuple[str, ...]]  # day, role, leading system prompts
+BUILDER_VERSION = 2  # part of the fingerprint: raise it when the same messages would give other ids
 
 
 class ChatTemplate:
@@ -49,6 +54,7 @@ class ChatTemplate:
                       is replayed in the next prompt, where <|im_start|> would begin a turn
     is_prefix_stable  the prompt of a turn plus its reply begins the prompt of the next turn, so that it can be reused;
                       false for templates that write differently about a message once others have followed
+    history_notes     sentences about what the template does to earlier messages, and what that costs; often none
     fingerprint       hex; changes when the same messages would give other ids
 
     Raises TemplateError when the template does not compile or fails on a plain conversation, and when there is none and
@@ -68,57 +74,84 @@ class ChatTemplate:
         self._control_ids = {
             token: EncodedSpan(np.array([token], np.int32), ()) for token in tokenizer.special_tokens.values()
         }
-        self._heads: SpanCache[tuple[str, ...], I32] = SpanCache(MAX_CACHED_HEAD_CHARS, lambda key: len("".join(key)))
+        self._heads: SpanCache[HeadKey, I32] = SpanCache(MAX_CACHED_HEAD_CHARS, lambda key: len("".join(key[2])))
         facts = f"{BUILDER_VERSION}\0{tokenizer.fingerprint}\0{source}"
         self.fingerprint: str = hashlib.sha256(facts.encode()).hexdigest()
         self._reply_header, self._generation_prompt = self._find_headers()
         self.stop_token_ids: tuple[int, ...] = self._find_stop_token_ids()
-        self.is_prefix_stable: bool = self._probe_prefix()
+        num_turn_tokens, num_reread = self._count_reread()
+        self.is_prefix_stable: bool = num_reread == 0
+        self.history_notes: tuple[str, ...] = history_notes(
+            self._probe, num_turn_tokens=num_turn_tokens, num_reread=num_reread
+        )
 
-    def build(self, messages: Sequence[ChatMessage], *, add_generation_prompt: bool = True) -> Prompt:
+    def build(
+        self,
+        messages: Sequence[ChatMessage],
+        *,
+        add_generation_prompt: bool = True,
+        today: datetime.date | None = None,
+    ) -> Prompt:
         """Prompt ids, where each message lies in them, and how long the public head is.
 
         spans[i] holds every token that has a character of message i in it; one at its edge may also hold a character of
         the template. num_public_tokens ends with the last control token before the first message that is not a leading
         system one, in front of its role: it is the same for everybody with the same system prompt.
+        today: what a template is told when it asks for the date. It must be the same for every prompt of a
+        conversation, such as the day on which that began: the date stands in front of the history. Without it there is
+        no date, and templates that can not do without one refuse.
         Cost: with everything encoded before, a few milliseconds per thousand messages.
         Raises TemplateError, with the line, when the template refuses the conversation.
         """
-        ids, spans = self._assemble(messages, add_generation_prompt)
-        return Prompt(ids=ids, spans=spans, num_public_tokens=self._num_public_tokens(messages, ids))
+        ids, spans = self._assemble(messages, add_generation_prompt, today)
+        return Prompt(ids=ids, spans=spans, num_public_tokens=self._num_public_tokens(messages, ids, today))
 
-    def render(self, messages: Sequence[ChatMessage], *, add_generation_prompt: bool = True) -> str:
+    def render(
+        self,
+        messages: Sequence[ChatMessage],
+        *,
+        add_generation_prompt: bool = True,
+        today: datetime.date | None = None,
+    ) -> str:
         """The text that the template makes of the messages; token_ids are ignored."""
-        return self._render(messages, [message.content for message in messages], add_generation_prompt)
+        return self._render(messages, [message.content for message in messages], add_generation_prompt, today)
 
-    def _render(self, messages: Sequence[ChatMessage], contents: Sequence[str], add_generation_prompt: bool) -> str:
+    def _render(
+        self,
+        messages: Sequence[ChatMessage],
+        contents: Sequence[str],
+        add_generation_prompt: bool,
+        today: datetime.date | None,
+    ) -> str:
         dicts: list[dict[str, Any]] = []
         for message, content in zip(messages, contents, strict=True):
             if not ROLE.fullmatch(message.role):
                 raise TemplateError(f"role {message.role[:40]!r}, lower-case letters are expected")
             dicts.append({"role": message.role, "content": content})
-        variables = {
+        variables: dict[str, Any] = {
             **self._tokenizer.named_tokens,
             "add_generation_prompt": add_generation_prompt,
             "tools": None,
             "documents": None,
         }
+        if today is not None:
+            variables["strftime_now"] = strftime_of(today)
         return self._sandbox.render(dicts, variables)
 
     def _assemble(
-        self, messages: Sequence[ChatMessage], add_generation_prompt: bool
+        self, messages: Sequence[ChatMessage], add_generation_prompt: bool, today: datetime.date | None
     ) -> tuple[I32, tuple[tuple[int, int], ...]]:
         """Ids, and the token range of each message."""
         texts = [message.content for message in messages if message.token_ids is None]
         seals = self._sealer.open_seals(texts, self.source)
-        rendered_marks = self._render(messages, marks(seals.mark, len(messages)), add_generation_prompt)
+        rendered_marks = self._render(messages, marks(seals.mark, len(messages)), add_generation_prompt, today)
         layout = split_marks(rendered_marks, seals.mark)
         if not self._sandbox.is_transparent:
             contents = [
                 seals.seal_text(message.content) if message.token_ids is None else seals.seal(message.token_ids)
                 for message in messages
             ]
-            layout = locate(self._render(messages, contents, add_generation_prompt), contents, layout)
+            layout = locate(self._render(messages, contents, add_generation_prompt, today), contents, layout)
         draft, places = self._draft(messages, layout, seals)
         encoded = draft.encode(self._tokenizer)
         return encoded.ids, tuple(encoded.token_range(start, stop) for start, stop in places)
@@ -161,21 +194,21 @@ class ChatTemplate:
             else:
                 draft.add_text(text if original is None else original)
 
-    def _num_public_tokens(self, messages: Sequence[ChatMessage], ids: I32) -> int:
+    def _num_public_tokens(self, messages: Sequence[ChatMessage], ids: I32, today: datetime.date | None) -> int:
         """How many ids at the head say nothing about any message but the leading system ones."""
         num_leading = next((i for i, message in enumerate(messages) if message.role != "system"), len(messages))
         leading = messages[:num_leading]
         if any(message.token_ids is not None for message in leading):
             return 0  # a system prompt that a model has written is nobody's common property
         role = messages[num_leading].role if num_leading < len(messages) else "user"
-        key = (role, *(message.content for message in leading))
+        key = (today, role, tuple(message.content for message in leading))
         (head,) = self._heads.get_all([key], lambda keys: [self._public_head(*key) for key in keys])
         return len(head) if np.array_equal(ids[: len(head)], head) else 0
 
-    def _public_head(self, role: str, *system_prompts: str) -> I32:
+    def _public_head(self, today: datetime.date | None, role: str, system_prompts: tuple[str, ...]) -> I32:
         """Ids up to the last control token before the first message that is not the system's."""
         messages = [ChatMessage("system", text) for text in system_prompts]
-        ids, spans = self._assemble([*messages, ChatMessage(role, "", PROBE_IDS)], False)
+        ids, spans = self._assemble([*messages, ChatMessage(role, "", PROBE_IDS)], False, today)
         num_public = spans[-1][0]
         while num_public and int(ids[num_public - 1]) not in self._control_ids:
             num_public -= 1
@@ -185,16 +218,16 @@ class ChatTemplate:
         """What the template writes in front of a reply that is there, and in front of one that is to be generated."""
         mark = self._sealer.open_seals((), self.source).mark
         conversation = [ChatMessage("user", mark), ChatMessage("assistant", mark)]
-        ended = self.render(conversation[:1], add_generation_prompt=False).partition(mark)[2]
-        asked = self.render(conversation[:1], add_generation_prompt=True).partition(mark)[2]
-        answered = self.render(conversation, add_generation_prompt=False).partition(mark)[2].partition(mark)[0]
+        ended = self._probe(conversation[:1], False).partition(mark)[2]
+        asked = self._probe(conversation[:1]).partition(mark)[2]
+        answered = self._probe(conversation, False).partition(mark)[2].partition(mark)[0]
         if not asked.startswith(ended) or not answered.startswith(ended):
             return "", ""  # the template ends a last message in a way of its own: is_prefix_stable will say so
         return answered.removeprefix(ended), asked.removeprefix(ended)
 
     def _find_stop_token_ids(self) -> tuple[int, ...]:
         conversation = [ChatMessage("user", "1"), ChatMessage("assistant", "", PROBE_IDS)]
-        ids, spans = self._assemble(conversation, False)
+        ids, spans = self._assemble(conversation, False, PROBE_DAY)
         after = ids[spans[-1][1] :].tolist()
         written = next((index for index, token in enumerate(after) if token in self._control_ids), None)
         stops = self._tokenizer.eos_token_ids
@@ -212,7 +245,7 @@ class ChatTemplate:
         """
         texts = self._tokenizer.special_tokens
         turns = [ChatMessage("user", "1"), ChatMessage("assistant", "2"), ChatMessage("user", "3")]
-        written = self.render(turns)
+        written = self._probe(turns)
         markup = {text for text in texts if (text in self._reply_header) != (text in self._generation_prompt)}
         for text in texts:
             other = text[:1] + text[2:] if text[1:2] == "/" else f"{text[:1]}/{text[1:]}"
@@ -220,13 +253,19 @@ class ChatTemplate:
                 markup.add(text)
         return markup
 
-    def _probe_prefix(self) -> bool:
+    def _count_reread(self) -> tuple[int, int]:
+        """Tokens of a short turn and its reply, and how many of them the next turn's prompt does not begin with."""
         first = [ChatMessage("user", "1")]
         later = [*first, ChatMessage("assistant", "", PROBE_IDS), ChatMessage("user", "2")]
-        now, _ = self._assemble(first, True)
-        then, _ = self._assemble(later, True)
+        now, _ = self._assemble(first, True, PROBE_DAY)
+        then, _ = self._assemble(later, True, PROBE_DAY)
         kept = np.concatenate([now, np.array(PROBE_IDS, np.int32)])
-        return np.array_equal(then[: len(kept)], kept)
+        size = min(len(kept), len(then))
+        differing = np.flatnonzero(kept[:size] != then[:size])
+        return len(kept), len(kept) - int(differing[0] if len(differing) else size)
+
+    def _probe(self, messages: Sequence[ChatMessage], add_generation_prompt: bool = True) -> str:
+        return self.render(messages, add_generation_prompt=add_generation_prompt, today=PROBE_DAY)
 
 
 def _known(ids: Sequence[int]) -> EncodedSpan:

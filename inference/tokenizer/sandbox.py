@@ -26,6 +26,8 @@ from inference.tokenizer.sandbox_tree import is_transparent, weave
 MAX_SOURCE_CHARS = 1 << 17
 FILE_NAME = "<chat template>"
 
+SLOW_METHODS = frozenset(("rfind", "rsplit", "rpartition", "strip", "lstrip", "rstrip"))
+
 # What may be read of a value, by its exact type; str.format, int.to_bytes, __class__ and the rest are refused.
 # fmt: off
 SAFE_ATTRIBUTES: dict[type, frozenset[str]] = {
@@ -50,8 +52,8 @@ class Sandbox:
     what stands around these.
 
     As in the reference implementation: trim_blocks, lstrip_blocks, loop controls, `generation` blocks,
-    `raise_exception`, `tojson` without HTML escapes. `strftime_now` is not offered: what was sent must be replayed, and
-    a date in front of the history would change every day. Templates that ask whether it is defined have a fixed date.
+    `raise_exception`, `tojson` without HTML escapes. `strftime_now` is there when the caller hands in a date (see
+    dates): what was sent must be replayed, and a clock in front of the history would change it every day.
     """
 
     def __init__(self, source: str) -> None:
@@ -149,6 +151,8 @@ class _Environment(ImmutableSandboxedEnvironment):
         owner = getattr(obj, "__self__", None)
         if isinstance(owner, str):
             budget.charge_chars(len(owner))
+            if obj.__name__ in SLOW_METHODS and args:
+                budget.charge_search(owner, args[0])
             if obj.__name__ == "replace":
                 return replaced(budget, owner, *args)
             if obj.__name__ == "join":

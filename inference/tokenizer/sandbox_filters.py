@@ -1,13 +1,13 @@
 """The filters and tests that a chat template may use, each paid for before it runs.
 
-A list of what is allowed: what is not here (center, format, indent, wordwrap, batch, round, xmlattr, ...) can make a
-gigabyte or an hour out of one number, or is of no use in a prompt.
+A list of what is allowed: what is not here (center, format, wordwrap, batch, round, xmlattr, ...) can make a gigabyte
+or an hour out of one number, or is of no use in a prompt.
 """
 
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from typing import Any
 
 from jinja2 import pass_context
@@ -19,11 +19,23 @@ from jinja2.tests import TESTS
 from inference.tokenizer.budget import Budget, budget_of
 
 MAX_INDENT = 8
+MAX_SEPARATOR_CHARS = 8
+MAX_PATH_PARTS = 16  # of an attribute: "a.b.c" is looked up part by part, for every item
+
+
+# Where filters take the name of an attribute when it is not given by name.
+_PATH_AT = {
+    FILTERS[name]: position
+    for name, position in (
+        ("selectattr", 0), ("rejectattr", 0), ("sum", 0), ("unique", 1), ("min", 1), ("max", 1), ("sort", 2),
+    )
+}  # fmt: skip
 
 
 def charged(function: Callable[..., Any], charge: Callable[[Budget, Any], None]) -> Callable[..., Any]:
     """The filter or test, paid for by its input, its arguments and the list it makes; lazy ones item by item."""
     wanted = getattr(function, "jinja_pass_arg", None)
+    path_at = _PATH_AT.get(function)
 
     @pass_context
     def charged_function(context: Context, value: Any, *args: Any, **kwargs: Any) -> Any:
@@ -33,6 +45,8 @@ def charged(function: Callable[..., Any], charge: Callable[[Budget, Any], None])
         charge(budget, value)
         for argument in (*args, *kwargs.values()):
             budget.charge_deep(argument)
+        _check_path(kwargs.get("attribute"))
+        _check_path(args[path_at] if path_at is not None and len(args) > path_at else None)
         passed = {"context": context, "eval_context": context.eval_ctx, "environment": context.environment}
         first = () if wanted is None else (passed[wanted.name],)
         result = function(*first, value, *args, **kwargs)
@@ -43,6 +57,11 @@ def charged(function: Callable[..., Any], charge: Callable[[Budget, Any], None])
         return result
 
     return charged_function
+
+
+def _check_path(attribute: Any) -> None:
+    if isinstance(attribute, str) and attribute.count(".") + attribute.count(",") >= MAX_PATH_PARTS:
+        raise SecurityError(f"an attribute of more than {MAX_PATH_PARTS} parts")
 
 
 def counted(budget: Budget, items: Any, cost: int) -> Iterator[Any]:
@@ -89,6 +108,42 @@ def _safe(context: Context, value: Any) -> Any:
     return value
 
 
+def _measure(value: Any) -> tuple[int, int]:
+    """Items and depth of nested lists and objects."""
+    if not isinstance(value, Mapping | list | tuple):
+        return 1, 0
+    inside = [_measure(item) for item in (value.values() if isinstance(value, Mapping) else value)]
+    return 1 + sum(lines for lines, _ in inside), 1 + max((depth for _, depth in inside), default=0)
+
+
+@pass_context
+def _trim(context: Context, value: Any, chars: Any = None) -> str:
+    budget = budget_of(context)
+    budget.charge_deep(value)
+    if chars is not None:
+        budget.charge_search(str(value), chars)
+    return str(value).strip(chars)
+
+
+@pass_context
+def _sum(context: Context, items: Any, attribute: Any = None, start: Any = 0) -> Any:
+    """Numbers only: adding up lists copies the first ones again and again."""
+    if not isinstance(start, int | float):
+        raise SecurityError("sum of something else than numbers")
+    return _SUM(context, items, attribute, start)
+
+
+@pass_context
+def _indent(context: Context, value: Any, width: Any = 4, first: bool = False, blank: bool = False) -> str:
+    """The text with so many spaces, or with that text, in front of its lines."""
+    space = " " * width if isinstance(width, int) and 0 <= width <= MAX_INDENT else width
+    if not isinstance(space, str) or len(space) > MAX_INDENT:
+        raise SecurityError(f"indent by more than {MAX_INDENT} characters")
+    text = str(value)
+    budget_of(context).charge_chars(len(text) * (1 + len(space)))
+    return str(FILTERS["indent"](text, space, first, blank))
+
+
 @pass_context
 def _tojson(
     context: Context,
@@ -101,8 +156,13 @@ def _tojson(
     """JSON as the reference implementation writes it: not escaped for HTML."""
     if indent is not None and not 0 <= int(indent) <= MAX_INDENT:
         raise SecurityError(f"tojson with indent {indent}, legal are 0 to {MAX_INDENT}")
+    if separators is not None and any(len(separator) > MAX_SEPARATOR_CHARS for separator in separators):
+        raise SecurityError(f"tojson with separators of more than {MAX_SEPARATOR_CHARS} characters")
     budget = budget_of(context)
     budget.charge_deep(value)
+    if indent is not None:
+        num_lines, depth = _measure(value)
+        budget.charge_chars(num_lines * depth * int(indent))
     text = json.dumps(value, ensure_ascii=ensure_ascii, indent=indent, separators=separators, sort_keys=sort_keys)
     budget.charge_chars(len(text))
     return text
@@ -173,9 +233,8 @@ _DEEP = (
     "min",
     "sort",
     "string",
-    "sum",
 )
-_DEEP_TOO = ("title", "trim", "unique", "upper")
+_DEEP_TOO = ("title", "unique", "upper")
 _FLAT = ("items", "list", "map", "reject", "rejectattr", "reverse", "select", "selectattr")
 _CHEAP = ("count", "first", "last", "length")
 _COMPARING = (
@@ -196,6 +255,7 @@ _COMPARING = (
     ">=",
 )
 
+_SUM = charged(FILTERS["sum"], Budget.charge_deep)
 SAFE_FILTERS: dict[str, Callable[..., Any]] = {
     **{name: charged(FILTERS[name], Budget.charge_deep) for name in _DEEP + _DEEP_TOO},
     **{name: charged(FILTERS[name], Budget.charge_flat) for name in _FLAT},
@@ -203,6 +263,9 @@ SAFE_FILTERS: dict[str, Callable[..., Any]] = {
     "join": _join,
     "replace": _replace,
     "safe": _safe,
+    "indent": _indent,
+    "sum": _sum,
+    "trim": _trim,
     "tojson": _tojson,
     "<loop>": _loop,
     "<enter>": _enter,
@@ -213,5 +276,5 @@ SAFE_FILTERS: dict[str, Callable[..., Any]] = {
 _TESTS: dict[str, Any] = dict(TESTS)
 SAFE_TESTS: dict[str, Callable[..., Any]] = {
     **_TESTS,
-    **{name: charged(_TESTS[name], Budget.charge_deep) for name in (*_COMPARING, "in")},
+    **{name: charged(_TESTS[name], Budget.charge_deep) for name in (*_COMPARING, "in", "lower", "upper")},
 }

@@ -82,6 +82,23 @@ BOMBS = {
     "long captured output": "{% set x %}{% for i in range(9000) %}{{ 'a' * 1000 }}{% endfor %}{% endset %}",
     "splitting": "{% set n = namespace(x=[]) %}{% set s = 'a ' * 100000 %}"
     "{% for i in range(1000) %}{% set n.x = [n.x, s.split(' ')] %}{% endfor %}",
+    # found by trying: each took seconds, or all the memory
+    "printing namespaces that share": SHARING.replace("[ns.x, ns.x]", "namespace(a=ns.x, b=ns.x)") + "{{ ns.x }}",
+    "printing a namespace in itself": "{% set n = namespace() %}{% set n.x = n %}{{ n }}",
+    "a long way of attributes": "{% set n = namespace() %}{% set n.x = n %}"
+    "{{ ([n] * 2000) | map(attribute=('x.' * 20000) ~ 'x') | list | length }}",
+    "a long way to sort by": "{% set n = namespace() %}{% set n.x = n %}"
+    "{{ ([n] * 2000) | sort(false, false, ('x.' * 20000) ~ 'x') | length }}",
+    "summing lists": "{{ ('a' * 60000) | list | map('list') | sum(start=[]) | length }}",
+    "separators of json": "{{ range(20000) | tojson(separators=('a' * 50000, 'b')) | length }}",
+    "json deep down": "{% set n = namespace(x=range(100000)) %}"
+    "{% for i in range(99) %}{% set n.x = [n.x] %}{% endfor %}{{ n.x | tojson(indent=8) | length }}",
+    "searching from the right": "{% for i in range(9) %}{{ ('a' * 260000).rfind('ab' ~ 'a' * 130000) }}{% endfor %}",
+    "splitting from the right": "{% for i in range(9) %}{{ ('a' * 260000).rsplit('ab' ~ 'a' * 130000) }}{% endfor %}",
+    "stripping": "{% for i in range(9) %}{% set x = ('a' * 260000).strip('b' * 250000 ~ 'a') %}{% endfor %}",
+    "trimming": "{% for i in range(9) %}{% set x = ('a' * 260000) | trim('b' * 250000 ~ 'a') %}{% endfor %}",
+    "testing for lower case": "{% set s = 'a' * 260000 %}{% for i in range(90000) %}{{ s is lower }}{% endfor %}",
+    "indenting": "{{ ('a\n' * 100000) | indent(8) }}",
 }
 
 
@@ -93,7 +110,11 @@ def test_a_bomb_is_stopped_before_it_takes_long(name: str) -> None:
     assert time.process_time() - began < 2
 
 
-HUNGRY = [name for name in BOMBS if name.split()[0] in ("doubling", "join", "replace", "splitting", "long", "slices")]
+HUNGRY = [
+    name
+    for name in BOMBS
+    if name.split()[0] in ("doubling", "join", "replace", "splitting", "long", "slices", "json", "separators")
+]
 
 
 @pytest.mark.parametrize("name", HUNGRY)
@@ -166,7 +187,7 @@ def test_a_template_says_itself_why_it_refuses() -> None:
         render("{{ raise_exception('roles must alternate') }}")
 
 
-def test_there_is_no_clock_in_a_prompt() -> None:
+def test_there_is_no_clock_in_a_prompt_unless_a_day_is_handed_in() -> None:
     asking = "{% if strftime_now is defined %}{{ strftime_now('%Y') }}{% else %}26 Jul 2024{% endif %}"
     assert render(asking) == "26 Jul 2024"
     with pytest.raises(TemplateError, match="strftime_now"):
