@@ -251,8 +251,8 @@ def test_a_template_that_writes_differently_once_more_has_been_said_is_noticed()
 DATED = "<|im_start|>system\nToday is {{ strftime_now('%d %B %Y') }}.<|im_end|>\n" + tiny.TEMPLATE.replace("\n", "\\n")
 STRIPPING = (
     "{% for m in messages %}<|im_start|>{{ m.role }}\n{% set c = m.content %}"
-    "{% if m.role == 'assistant' and '</think>' in c %}{% set c = c.split('</think>')[-1].lstrip() %}{% endif %}{{ c }}<|im_end|>\n{% endfor %}"
-    "{% if add_generation_prompt %}<|im_start|>assistant\n{% endif %}"
+    "{% if m.role == 'assistant' and '</think>' in c %}{% set c = c.split('</think>')[-1].lstrip() %}{% endif %}"
+    "{{ c }}<|im_end|>\n{% endfor %}{% if add_generation_prompt %}<|im_start|>assistant\n{% endif %}"
 )
 
 
