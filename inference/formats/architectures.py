@@ -16,8 +16,9 @@ Shapes = dict[str, tuple[int, ...]]
 class Architecture:
     """How the tensors of a family differ from Llama's.
 
-    stored_prefix stands in the files where our names begin with "model."; tensors under skipped_prefix belong to parts
-    that we do not run.
+    stored_prefix stands in directories where our names begin with "model."; tensors under skipped_prefix belong to
+    parts that we do not run. is_interleaved: in GGUF files the rows of q and k stand as llama.cpp's rotation of
+    neighbours wants them. gguf_norm_offset: what the converter has added to norm weights.
     """
 
     has_qkv_bias: bool = False
@@ -26,40 +27,33 @@ class Architecture:
     has_sandwich_norms: bool = False  # norms after attention and after the feed-forward part too
     stored_prefix: str = "model."
     skipped_prefix: str = ""
+    is_interleaved: bool = False
+    gguf_norm_offset: float = 0.0
 
 
 ARCHITECTURES = {
-    "gemma3_text": Architecture(has_qk_norm=True, has_sandwich_norms=True),
-    "llama": Architecture(),
+    "gemma3_text": Architecture(has_qk_norm=True, has_sandwich_norms=True, gguf_norm_offset=1.0),
+    "llama": Architecture(is_interleaved=True),
     "mistral": Architecture(),
     "phi3": Architecture(has_fused_projections=True),
     "qwen2": Architecture(has_qkv_bias=True),
     "qwen3": Architecture(has_qk_norm=True),
     "qwen3_moe": Architecture(has_qk_norm=True),
     "qwen3_vl": Architecture(has_qk_norm=True, stored_prefix="model.language_model.", skipped_prefix="model.visual."),
-    "smollm3": Architecture(),
+    "smollm3": Architecture(is_interleaved=True),
 }
 KNOWN_ARCHITECTURES = tuple(ARCHITECTURES)
 
-# GGUF's name of an architecture -> ours.
-GGUF_ARCHITECTURES = {"llama": "llama"}
-
-# Hugging Face's name inside a layer -> GGUF's.
-LLAMA_LAYER_NAMES = {
-    "input_layernorm.weight": "attn_norm.weight",
-    "self_attn.q_proj.weight": "attn_q.weight",
-    "self_attn.k_proj.weight": "attn_k.weight",
-    "self_attn.v_proj.weight": "attn_v.weight",
-    "self_attn.o_proj.weight": "attn_output.weight",
-    "post_attention_layernorm.weight": "ffn_norm.weight",
-    "mlp.gate_proj.weight": "ffn_gate.weight",
-    "mlp.up_proj.weight": "ffn_up.weight",
-    "mlp.down_proj.weight": "ffn_down.weight",
-}
-LLAMA_NAMES = {
-    "model.embed_tokens.weight": "token_embd.weight",
-    "model.norm.weight": "output_norm.weight",
-    "lm_head.weight": "output.weight",
+# GGUF's name of an architecture -> ours. Files of the Mistral family call themselves llama.
+GGUF_ARCHITECTURES = {
+    "gemma3": "gemma3_text",
+    "llama": "llama",
+    "phi3": "phi3",
+    "qwen2": "qwen2",
+    "qwen3": "qwen3",
+    "qwen3moe": "qwen3_moe",
+    "qwen3vl": "qwen3_vl",
+    "smollm3": "smollm3",
 }
 
 
@@ -127,14 +121,6 @@ def stored_name(config: ModelConfig, name: str) -> str:
     """The name in a Hugging Face directory of the tensor that we call `name`."""
     prefix = ARCHITECTURES[config.model_type].stored_prefix
     return prefix + name.removeprefix("model.") if name.startswith("model.") else name
-
-
-def gguf_name(name: str) -> str:
-    """GGUF's name of a tensor that Hugging Face calls `name`."""
-    if name in LLAMA_NAMES:
-        return LLAMA_NAMES[name]
-    _, _, index, rest = name.split(".", 3)
-    return f"blk.{index}.{LLAMA_LAYER_NAMES[rest]}"
 
 
 def check_shapes(

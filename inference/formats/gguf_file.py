@@ -11,14 +11,17 @@ from gguf.quants import dequantize
 from numpy.typing import NDArray
 
 from inference.errors import ModelFileError, UnsupportedModelError
-from inference.formats.architectures import check_shapes, expected_shapes, gguf_name
+from inference.formats.architectures import ARCHITECTURES, check_shapes, expected_shapes
 from inference.formats.base import ModelFile
+from inference.formats.gguf_config import FACTOR_TENSORS, read_config
 from inference.formats.gguf_header import TensorInfo
-from inference.formats.gguf_metadata import Metadata, read_config, read_tokenizer_spec
+from inference.formats.gguf_metadata import Metadata, read_tokenizer_spec
+from inference.formats.gguf_names import place_of, stored_shapes
 from inference.formats.gguf_parts import PlacedTensor, read_parts
 from inference.formats.mapping import digest_file, digest_files, release_pages
 from inference.types import F32
 
+MAX_FACTORS = 4096
 SLAB_BYTES = 1 << 20  # dequantised at a time: the package's temporaries take several times what they make
 
 
@@ -36,25 +39,24 @@ class GgufFile(ModelFile):
         self._tensors = parts.tensors
         self._last: PlacedTensor | None = None
         metadata = Metadata(path, parts.metadata)
-        self.architecture = metadata.get("general.architecture", str)
-        if "rope_freqs.weight" in self._tensors:
-            raise UnsupportedModelError(path, "scaled rotary frequencies are not supported", field="rope_freqs.weight")
         self.tokenizer_spec = read_tokenizer_spec(metadata)
         self.config = read_config(
             metadata,
             vocab_size=self.tokenizer_spec.vocab_size,
             has_output="output.weight" in self._tensors,
             eos_token_ids=self.tokenizer_spec.eos_token_ids,
+            rope_factors={name: self._factors(name) for name in FACTOR_TENSORS if name in self._tensors},
         )
-        self.name = metadata.get("general.name", str, parts.stem)
+        self.architecture = self.config.model_type
+        self.name = parts.stem  # general.name is often the name of a training run
         self.chat_template = metadata.get("tokenizer.chat_template", str, "") or None
         self._shapes = expected_shapes(self.config)
         self._check_tensors()
 
     def _check_tensors(self) -> None:
         found = {name: placed.info for name, placed in self._tensors.items()}
-        expected = {gguf_name(name): shape for name, shape in self._shapes.items()}
-        check_shapes(self.path, expected, {name: info.shape for name, info in found.items()}, ignored=())
+        expected = stored_shapes(self.config)
+        check_shapes(self.path, expected, {name: info.shape for name, info in found.items()}, ignored=FACTOR_TENSORS)
         for kind in {info.type for info in found.values()}:
             if not _is_dequantised(kind):
                 known = tuple(other.name for other in GGMLQuantizationType if _is_dequantised(other))
@@ -75,12 +77,26 @@ class GgufFile(ModelFile):
     def tensor(self, name: str) -> F32:
         if name not in self._shapes:
             raise ModelFileError(self.path, "there is no such tensor", field=name)
-        weight = self._dequantised(self._tensors[gguf_name(name)])
-        if name.endswith("self_attn.q_proj.weight"):
+        place, expert = place_of(self.config, name)
+        placed = self._tensors[place]
+        weight = self._dequantised(placed if expert is None else _part(placed, expert))
+        architecture = ARCHITECTURES[self.architecture]
+        if architecture.is_interleaved and name.endswith("self_attn.q_proj.weight"):
             return _unpermute(weight, self.config.num_attention_heads)
-        if name.endswith("self_attn.k_proj.weight"):
+        if architecture.is_interleaved and name.endswith("self_attn.k_proj.weight"):
             return _unpermute(weight, self.config.num_key_value_heads)
+        if architecture.gguf_norm_offset and name.endswith("norm.weight"):
+            return weight - np.float32(architecture.gguf_norm_offset)
         return weight
+
+    def _factors(self, name: str) -> tuple[float, ...]:
+        """The numbers of a small vector. Raises ModelFileError when it is none."""
+        placed = self._tensors[name]
+        info = placed.info
+        if len(info.shape) != 1 or info.shape[0] > MAX_FACTORS or info.type != GGMLQuantizationType.F32:
+            problem = f"{info.type.name} {info.shape}, a vector of F32 is expected"
+            raise ModelFileError(self.path, problem, field=name)
+        return tuple(self._dequantised(placed).tolist())
 
     def _dequantised(self, placed: PlacedTensor) -> F32:
         if self._last is not None:
@@ -91,6 +107,15 @@ class GgufFile(ModelFile):
         if info.type == GGMLQuantizationType.F32:
             return np.require(raw.view("<f4"), np.float32, "A").reshape(info.shape)
         return _dequantised_rows(raw, info)
+
+
+def _part(placed: PlacedTensor, index: int) -> PlacedTensor:
+    """One of the tensors that lie along the first axis of another."""
+    info = placed.info
+    nbytes = info.nbytes // info.shape[0]
+    return PlacedTensor(
+        TensorInfo(info.name, info.shape[1:], info.type, info.offset + index * nbytes, nbytes), placed.data
+    )
 
 
 def _dequantised_rows(raw: NDArray[np.uint8], info: TensorInfo) -> F32:

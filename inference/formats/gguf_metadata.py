@@ -8,12 +8,9 @@ from enum import IntEnum
 from pathlib import Path
 from typing import TypeVar
 
-from inference.config import ModelConfig
-from inference.errors import ModelFileError, UnsupportedModelError
-from inference.formats.architectures import GGUF_ARCHITECTURES
+from inference.errors import ModelFileError
 from inference.formats.base import TokenizerSpec
 from inference.formats.gguf_header import Value
-from inference.formats.mapping import build
 
 T = TypeVar("T", str, int, float, bool)
 
@@ -63,75 +60,6 @@ class Metadata:
         if not 0 <= token_id < vocab_size:
             raise ModelFileError(self.path, f"token id {token_id}, the vocabulary has {vocab_size}", field=key)
         return token_id
-
-
-def read_config(
-    metadata: Metadata, *, vocab_size: int, has_output: bool, eos_token_ids: tuple[int, ...]
-) -> ModelConfig:
-    """The config of a Llama. Raises UnsupportedModelError for features that change the arithmetic and are not ours."""
-    path = metadata.path
-    architecture = metadata.get("general.architecture", str)
-    if architecture not in GGUF_ARCHITECTURES:
-        problem = f"architecture {architecture!r} is not supported"
-        raise UnsupportedModelError(path, problem, field="general.architecture", known=tuple(GGUF_ARCHITECTURES))
-    _refuse_unsupported(metadata, architecture)
-
-    def key(name: str) -> str:
-        return f"{architecture}.{name}"
-
-    num_heads = metadata.get(key("attention.head_count"), int)
-    if num_heads < 1:
-        raise ModelFileError(path, f"{num_heads} attention heads", field=key("attention.head_count"))
-    hidden_size = metadata.get(key("embedding_length"), int)
-    if hidden_size % num_heads and key("attention.key_length") not in metadata.values:
-        problem = f"{hidden_size} is no multiple of the {num_heads} attention heads"
-        raise ModelFileError(path, problem, field=key("embedding_length"))
-    head_dim = metadata.get(key("attention.key_length"), int, hidden_size // num_heads)
-    for name in ("attention.value_length", "rope.dimension_count"):
-        if metadata.get(key(name), int, head_dim) != head_dim:
-            problem = f"{metadata.values[key(name)]}, only the head size {head_dim} is supported"
-            raise UnsupportedModelError(path, problem, field=key(name))
-    return build(
-        path,
-        ModelConfig,
-        model_type=architecture,
-        vocab_size=vocab_size,
-        hidden_size=hidden_size,
-        intermediate_size=metadata.get(key("feed_forward_length"), int),
-        num_hidden_layers=metadata.get(key("block_count"), int),
-        num_attention_heads=num_heads,
-        num_key_value_heads=metadata.get(key("attention.head_count_kv"), int, num_heads),
-        head_dim=head_dim,
-        max_position_embeddings=metadata.get(key("context_length"), int),
-        rms_norm_eps=metadata.get(key("attention.layer_norm_rms_epsilon"), float),
-        rope_theta=metadata.get(key("rope.freq_base"), float, 10_000.0),
-        tie_word_embeddings=not has_output,
-        bos_token_id=metadata.token_id("tokenizer.ggml.bos_token_id", vocab_size),
-        eos_token_ids=eos_token_ids,
-    )
-
-
-def _refuse_unsupported(metadata: Metadata, architecture: str) -> None:
-    """Keys whose presence with another value than the neutral one changes what the model computes."""
-    neutral: dict[str, tuple[Value, ...]] = {
-        f"{architecture}.rope.scaling.type": ("none",),
-        f"{architecture}.rope.scale_linear": (1.0,),
-        f"{architecture}.rope.scaling.factor": (1.0, 0.0),
-        f"{architecture}.expert_count": (0,),
-        f"{architecture}.attention.sliding_window": (0,),
-        f"{architecture}.attention.clamp_kqv": (0.0,),
-        f"{architecture}.attention.max_alibi_bias": (0.0,),
-        f"{architecture}.attention.causal": (True,),
-        f"{architecture}.attention.scale": (0.0,),
-        f"{architecture}.logit_scale": (0.0, 1.0),
-        f"{architecture}.residual_scale": (0.0, 1.0),
-        f"{architecture}.embedding_scale": (0.0, 1.0),
-        f"{architecture}.use_parallel_residual": (False,),
-    }
-    for key, values in neutral.items():
-        if key in metadata.values and metadata.values[key] not in values:
-            problem = f"{str(metadata.values[key])[:60]!r} is not supported, only {values[0]!r}"
-            raise UnsupportedModelError(metadata.path, problem, field=key)
 
 
 def read_tokenizer_spec(metadata: Metadata) -> TokenizerSpec:

@@ -12,7 +12,7 @@ from gguf.constants import GGML_QUANT_SIZES
 from gguf.quants import dequantize, quantize
 
 from inference.errors import ModelFileError, UnsupportedModelError
-from inference.formats.architectures import expected_shapes
+from inference.formats.architectures import GGUF_ARCHITECTURES, expected_shapes
 from inference.formats.model_file import open_model_file
 from tests.inference import tiny_models as tiny
 from tests.inference.tiny_models import BOOL, F32, STRING, U32, Gguf
@@ -129,8 +129,10 @@ def test_a_missing_or_misshapen_tensor_is_named_when_the_file_is_opened(tmp_path
     ("key", "kind", "payload"),
     [
         ("general.architecture", STRING, "mamba"),
-        ("llama.rope.scaling.type", STRING, "linear"),
-        ("llama.rope.scaling.type", STRING, "yarn"),
+        ("llama.rope.scaling.type", STRING, "proportional"),
+        ("llama.rope.scaling.factor", F32, 4.0),
+        ("llama.rope.scaling.yarn_ext_factor", F32, 0.5),
+        ("llama.final_logit_softcapping", F32, 30.0),
         ("llama.rope.scale_linear", F32, 0.5),
         ("llama.expert_count", U32, 8),
         ("llama.attention.sliding_window", U32, 4096),
@@ -150,18 +152,28 @@ def test_what_would_be_computed_wrongly_is_refused(tmp_path: Path, key: str, kin
 def test_an_unknown_architecture_is_answered_with_the_known_ones(tmp_path: Path) -> None:
     made = tiny.tiny_gguf()
     made.set("general.architecture", STRING, "mamba")
-    with pytest.raises(UnsupportedModelError, match=r"'mamba'.*known: llama") as caught:
+    with pytest.raises(
+        UnsupportedModelError, match=r"'mamba'.*known: gemma3, llama, phi3, qwen2, qwen3, qwen3moe"
+    ) as caught:
         open_model_file(made.write(tmp_path / "m.gguf"))
-    assert caught.value.known == ("llama",)
+    assert caught.value.known == tuple(GGUF_ARCHITECTURES)
 
 
-@pytest.mark.parametrize("name", ["blk.0.attn_q.bias", "rope_freqs.weight", "blk.0.ffn_gate_exps.weight"])
+@pytest.mark.parametrize("name", ["blk.0.attn_q.bias", "rope_factors.weight", "blk.0.ffn_gate_exps.weight"])
 def test_a_tensor_that_llama_does_not_have_is_refused_not_ignored(tmp_path: Path, name: str) -> None:
     made = tiny.tiny_gguf()
     made.tensors[name] = ((64,), 0, np.zeros(64, np.float32).tobytes())
     with pytest.raises(UnsupportedModelError) as caught:
         open_model_file(made.write(tmp_path / "m.gguf"))
     assert caught.value.field == name
+
+
+@pytest.mark.parametrize("factors", [np.zeros(8), np.ones(7), np.ones((8, 1)), np.full(8, np.nan)], ids=len)
+def test_rotary_factors_that_make_no_sense_are_refused(tmp_path: Path, factors: np.ndarray) -> None:
+    made = tiny.tiny_gguf()
+    made.tensors["rope_freqs.weight"] = (factors.shape[::-1], 0, factors.astype(np.float32).tobytes())
+    with pytest.raises(ModelFileError):
+        open_model_file(made.write(tmp_path / "m.gguf"))
 
 
 def test_a_type_without_a_dequantiser_is_refused_with_the_known_ones(tmp_path: Path) -> None:
