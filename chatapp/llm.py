@@ -7,6 +7,7 @@ Knows no rows and no sockets: it is asked with ids, texts and token ids.
 from __future__ import annotations
 
 import asyncio
+import datetime
 from collections import Counter
 from collections.abc import AsyncGenerator, Sequence
 from contextlib import suppress
@@ -236,10 +237,13 @@ def token_fingerprint() -> str:
     return _engine().info.tokenizer_fingerprint
 
 
-def build_prompt(messages: Sequence[ChatMessage]) -> Prompt:
-    """The rendered conversation, ready for a reply. Blocking: use a thread. Raises EngineUnavailable, Invalid."""
+def build_prompt(messages: Sequence[ChatMessage], *, today: datetime.date | None = None) -> Prompt:
+    """The rendered conversation, ready for a reply. Blocking: use a thread. Raises EngineUnavailable, Invalid.
+
+    today: what a template is told that asks for the date; the same for all prompts of a conversation.
+    """
     try:
-        return _engine().chat_template.build(messages)
+        return _engine().chat_template.build(messages, today=today)
     except TemplateError as error:  # some templates refuse what others take: a system prompt, two questions in a row
         raise Invalid(_("The model cannot be given this conversation: %(error)s.") % {"error": error}) from error
 

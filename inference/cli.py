@@ -7,6 +7,7 @@ prompt or option that cannot be used, 1 a reply that failed, 130 interrupted.
 from __future__ import annotations
 
 import argparse
+import datetime
 import random
 import sys
 from collections.abc import Sequence
@@ -37,7 +38,8 @@ def build_request(engine: LLMEngine, options: argparse.Namespace, sampling: Samp
         ids = np.array(engine.tokenizer.encode(options.prompt), np.int32)
         return Request("cli", ids, sampling, stop_token_ids=engine.tokenizer.eos_token_ids)
     system = [ChatMessage("system", options.system)] if options.system else []
-    prompt = engine.chat_template.build([*system, ChatMessage("user", options.prompt)])
+    today = datetime.datetime.now().astimezone().date()
+    prompt = engine.chat_template.build([*system, ChatMessage("user", options.prompt)], today=today)
     return Request("cli", prompt.ids, sampling, stop_token_ids=engine.chat_template.stop_token_ids)
 
 

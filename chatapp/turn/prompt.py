@@ -12,6 +12,8 @@ import secrets
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
+from django.utils import timezone
+
 from chatapp import llm
 from chatapp.models import Conversation, Message, MessageStatus, Role
 from chatapp.selectors import HistoryMessage
@@ -47,9 +49,12 @@ def plan_turn(conversation: Conversation, history: Sequence[HistoryMessage], rep
     fingerprint = llm.token_fingerprint()
     sampling = llm.sampling_params(conversation.sampling)
     text, begun = _begun(reply, fingerprint) if reply.text else ("", ())
+    # For templates that write the date in front of the history: another day there, and none of it could be reused.
+    started_on = timezone.localdate(conversation.created_at, timezone.get_default_timezone())
 
     def build(messages: Sequence[llm.ChatMessage]) -> llm.Prompt:
-        return llm.extended(llm.build_prompt(messages), begun) if begun else llm.build_prompt(messages)
+        prompt = llm.build_prompt(messages, today=started_on)
+        return llm.extended(prompt, begun) if begun else prompt
 
     fit = fit_full(
         _chat_messages(conversation, history, fingerprint),

@@ -4,6 +4,7 @@ through a character, a stop string or a template can be played.
 
 from __future__ import annotations
 
+import datetime
 from collections.abc import Callable, Sequence
 from concurrent.futures import Future
 from types import SimpleNamespace
@@ -46,7 +47,11 @@ class ByteTemplate:
 
     stop_token_ids = (END,)
 
-    def build(self, messages: Sequence[ChatMessage]) -> Prompt:
+    def __init__(self) -> None:
+        self.days: list[datetime.date | None] = []  # told to each prompt
+
+    def build(self, messages: Sequence[ChatMessage], *, today: datetime.date | None = None) -> Prompt:
+        self.days.append(today)
         ids: list[int] = []
         spans = []
         num_public_tokens = 0

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import datetime
 import logging
 import uuid
 from collections.abc import Callable
@@ -11,6 +12,7 @@ from typing import Any
 import pytest
 from asgiref.sync import sync_to_async
 from django.conf import settings
+from django.utils import timezone
 
 from chatapp import llm, locks, wire
 from chatapp.errors import Busy, Conflict, Draining, NotFound, StorageUnavailable, WindowFull
@@ -393,6 +395,17 @@ async def test_each_prompt_is_a_prefix_of_the_next(alice: User, worker: FakeWork
     assert prompts[1][: len(prompts[0])] == prompts[0]
     assert prompts[2][: len(prompts[1])] == prompts[1]
     assert prompts[1][len(prompts[0]) :][:5] == [*b"eins", END]
+
+
+async def test_the_date_in_a_prompt_is_the_day_on_which_the_conversation_began(alice: User, worker: FakeWorker) -> None:
+    live = Live()
+    first = await whole(live, worker, alice, send(), "Hi")
+    days = worker._engine.chat_template.days
+    assert days[-1] == timezone.localdate()
+    began = datetime.datetime(2025, 3, 7, 12, tzinfo=datetime.UTC)
+    await Conversation.objects.filter(id=first.conversation_id).aupdate(created_at=began)
+    await whole(live, worker, alice, after(first, "Und?"), "Ja")
+    assert days[-1] == began.date()
 
 
 async def test_ids_that_no_encoding_would_give_are_replayed(alice: User, worker: FakeWorker) -> None:
