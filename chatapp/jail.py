@@ -34,6 +34,7 @@ START_S = 10.0  # interpreter and imports: 0.3 s on an idle machine
 RETRY_S = 10.0  # after a child that did not start
 WAIT_S = 5.0  # for the calls of other threads
 LOG_EVERY_S = 60.0
+KILL_EVERY_S = 0.05  # while close() waits for a call to let go
 MAX_FRAME_BYTES = 8 * 1024 * 1024
 
 _ROOT = Path(__file__).resolve().parent.parent
@@ -130,11 +131,16 @@ class Jail:
 
     def close(self) -> None:
         """Kill the child, also in the middle of a job. A later call starts a new one."""
-        child = self._child
-        if child is not None:
-            child.process.kill()  # whoever talks to it sees it die and lets go; pipes are closed under the lock only
-        with self._lock:
+        while not self._lock.acquire(timeout=KILL_EVERY_S):
+            # Whoever talks to the child sees it die and lets go; pipes are closed under the lock only. More than once:
+            # a call that found the first child dead may have started another.
+            child = self._child
+            if child is not None:
+                child.process.kill()
+        try:
             self._discard()
+        finally:
+            self._lock.release()
 
     @staticmethod
     def _converse(child: _Child, request: Any, values: list[Any], deadline_s: float, until: float) -> None:

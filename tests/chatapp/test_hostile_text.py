@@ -17,7 +17,7 @@ import pytest
 from chatapp.jail import Jail
 from chatapp.markdown import BlockStream, Renderer
 
-MAX_LAG_S = 0.25
+MAX_LAG_S = 1.0  # 30 ms was measured; a text that holds the interpreter does so for many seconds
 BOMB = '```scala\n"' + "\\" * 40
 
 
