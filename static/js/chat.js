@@ -49,6 +49,7 @@ const socket = new Socket(urls.socket, page.limits.frameBytes, {
 const conversation = new Conversation({
   page, urls, socket, store, requests, transcript, follower, composer, sidebar, model,
   pending: new Pending(byId("outbox")),
+  onEditRefused: (id, text) => openEditor(transcript.get(id), text),
 });
 
 placePopovers();
@@ -186,9 +187,13 @@ function editMessage(article) {
   if (!article || conversation.isRunning) return false;
   attempt(async () => {
     const text = await requests.text(urls.text(conversation.id, article.dataset.message));
-    edit(article, text, page.limits.messageChars, (changed) => conversation.edit(article.dataset.message, changed));
+    openEditor(article, text);
   });
   return true;
+}
+
+function openEditor(article, text) {
+  if (article) edit(article, text, page.limits.messageChars, (changed) => conversation.edit(article.dataset.message, changed));
 }
 
 function showStats(button, stats) {

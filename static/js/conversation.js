@@ -20,9 +20,10 @@ export class Conversation {
   #newsAt = 0;
   #awaitsSnapshot = false;
   #rereading = null;
+  #edits = new Map(); // by client id, until the server has answered
 
-  constructor({ page, urls, socket, store, requests, transcript, pending, follower, composer, sidebar, model }) {
-    Object.assign(this, { urls, socket, store, requests, transcript, pending, follower, composer, sidebar, model });
+  constructor({ page, urls, socket, store, requests, transcript, pending, follower, composer, sidebar, model, onEditRefused }) {
+    Object.assign(this, { onEditRefused, urls, socket, store, requests, transcript, pending, follower, composer, sidebar, model });
     this.entries = store.get("outbox", []);
     this.older = page.older;
     this.isStored = page.conversation !== null;
@@ -85,7 +86,9 @@ export class Conversation {
       notify(gettext("The message is too large to be sent in one piece."));
       return false;
     }
-    return this.#ask(frame);
+    if (!this.#ask(frame)) return false;
+    this.#edits.set(frame.client_id, { id, text });
+    return true;
   }
 
   async branch(target) {
@@ -164,6 +167,7 @@ export class Conversation {
   }
 
   #accepted(frame) {
+    this.#edits.delete(frame.client_id);
     const entry = outbox.find(this.entries, frame.client_id);
     if (entry) this.#keep(outbox.remove(this.entries, frame.client_id));
     if (frame.conversation !== this.id) return this.sidebar.touch(frame.conversation);
@@ -219,7 +223,10 @@ export class Conversation {
     const entry = outbox.find(this.entries, frame.client_id);
     if (!entry) {
       notify(frame.message);
-      if (frame.conversation === this.id && this.isStored) this.#reread();
+      const edit = this.#edits.get(frame.client_id);
+      this.#edits.delete(frame.client_id);
+      if (frame.conversation === this.id && this.isStored) await this.#reread();
+      if (edit) this.onEditRefused(edit.id, edit.text); // what has been written is not lost
       return;
     }
     if (await this.#canWait(frame, entry)) this.#keep(outbox.waiting(this.entries, entry.clientId));

@@ -175,6 +175,22 @@ def test_edit_makes_a_version_of_the_question_and_keeps_the_old_branch(page: Pag
     assert text_of(replies(page).last) == later
 
 
+def test_an_edit_that_is_refused_stays_in_the_editor(page: Page) -> None:
+    ask(page, "Tell me a number.")
+    questions(page).first.hover()
+    questions(page).first.get_by_role("button", name="Edit").click()
+    editor = page.get_by_role("textbox", name="Edit message")
+    long = "word " * 15_000
+    editor.fill(long)
+    editor.press("Enter")
+    expect(page.get_by_text("This does not fit").first).to_be_visible()
+    expect(editor).to_have_value(long)
+    editor.fill("Tell me a letter.")
+    editor.press("Enter")
+    expect(questions(page).first.locator(".prose")).to_have_text("Tell me a letter.")
+    wait_for_end(page)
+
+
 def test_what_is_written_during_a_reply_is_sent_after_it(page: Page) -> None:
     send(page, LONG)
     composer(page).fill("And now say stop.")
