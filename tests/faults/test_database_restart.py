@@ -35,6 +35,10 @@ class Postgres:
         command = ("-w", "-D", str(self._server.pgdata), *args)
         pgexec("pg_ctl", command, bin_path=self._server.bin_path, user=self._server.system_user)
 
+    def start(self) -> None:
+        """After a stop, at the address it had."""
+        self.control("start", "-o", f"-h '' -k {self._server.get_postmaster_info().socket_dir}", "-l", "/dev/null")
+
     def message(self, message_id: str) -> Any:
         with psycopg.connect(self.url) as connection:
             return connection.execute("SELECT status, text FROM chatapp_message WHERE id = %s", [message_id]).fetchone()
@@ -99,6 +103,17 @@ async def test_while_it_is_away_sends_are_refused_and_the_reply_is_kept(
     assert time.monotonic() - begin < 15
     assert server.get("/healthz/live")[0] == 200
     await written(socket, 150)  # the engine went on
-    postgres.control("start", "-o", f"-h '' -k {postgres._server.get_postmaster_info().socket_dir}", "-l", "/dev/null")
+    postgres.start()
     assert (await socket.next("turn.end", timeout_s=60))["status"] == "done"
     assert postgres.message(message) == ("done", words(200))
+
+
+async def test_after_a_long_outage_it_is_found_again_at_once(server: ServerProcess, postgres: Postgres) -> None:
+    cookie = server.cookies["ada"]
+    postgres.control("stop", "-m", "immediate")
+    for _ in range(2):  # each waits for the pool: by now its pauses have grown
+        assert (await (await Socket.open(server.port, cookie)).next(timeout_s=20))["code"] == "storage_unavailable"
+    postgres.start()
+    socket = await Socket.open(server.port, cookie)
+    await socket.send({"type": "ping"})
+    assert (await socket.next(timeout_s=8))["type"] == "pong"
