@@ -88,6 +88,8 @@ def sign_up(*, username: str, password: str, language: str = "") -> User:
     if not settings.RECOLLECT_SIGNUP or not selectors.is_set_up():
         raise NotFound(_("New accounts are made by the owner of this installation."))
     user = _account(username, password, language=language)
+    if User.objects.filter(username__iexact=user.username).exists():  # as in the admin: Ada cannot pass for ada
+        raise Conflict(_("This name is taken."))
     try:
         with transaction.atomic():
             user.save(force_insert=True)

@@ -168,10 +168,11 @@ def test_sign_up_before_the_owner_is_refused(settings: Any) -> None:
         accounts.sign_up(username="carol", password=PASSWORD)
 
 
-def test_sign_up_with_a_taken_name_is_a_conflict(alice: User, settings: Any) -> None:
+@pytest.mark.parametrize("name", ["alice", "Alice", "ａｌｉｃｅ"])  # full width: the same name after NFKC
+def test_sign_up_with_a_taken_name_is_a_conflict(alice: User, settings: Any, name: str) -> None:
     settings.RECOLLECT_SIGNUP = True
     with pytest.raises(Conflict, match="taken"):
-        accounts.sign_up(username="ａｌｉｃｅ", password=PASSWORD)  # full width: the same name after NFKC
+        accounts.sign_up(username=name, password=PASSWORD)
 
 
 # --- log-in -----------------------------------------------------------------------------------------------------------
