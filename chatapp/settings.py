@@ -6,6 +6,7 @@ RECOLLECT_* settings bear the name of their variable; the README's table lists t
 from __future__ import annotations
 
 import ipaddress
+import re
 from pathlib import Path
 from typing import Any
 from zoneinfo import available_timezones
@@ -60,7 +61,7 @@ def _is_loopback(host: str) -> bool:
 RECOLLECT_HOST = env.text("RECOLLECT_HOST", "127.0.0.1")
 RECOLLECT_PORT = env.integer("RECOLLECT_PORT", 8000, low=0, high=65_535)  # 0: any free one
 RECOLLECT_ROOT_PATH = env.text("RECOLLECT_ROOT_PATH").rstrip("/")
-if RECOLLECT_ROOT_PATH and not RECOLLECT_ROOT_PATH.startswith("/"):
+if not re.fullmatch(r"(/[A-Za-z0-9._~-]+)*", RECOLLECT_ROOT_PATH):
     raise ImproperlyConfigured(f"RECOLLECT_ROOT_PATH is {RECOLLECT_ROOT_PATH!r}; legal are '' and paths like '/chat'")
 RECOLLECT_HTTPS = env.boolean("RECOLLECT_HTTPS", False)
 RECOLLECT_SIGNUP = env.boolean("RECOLLECT_SIGNUP", False)

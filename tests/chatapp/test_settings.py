@@ -87,6 +87,8 @@ def test_data_folder_that_cannot_be_made_ends_with_one_sentence(tmp_path: Path) 
         ("RECOLLECT_LOG_LEVEL", "LOUD", "DEBUG, INFO"),
         ("RECOLLECT_TIME_ZONE", "Mars/Olympus", "Asia/Shanghai"),
         ("RECOLLECT_ROOT_PATH", "chat", "/chat"),
+        ("RECOLLECT_ROOT_PATH", "/my chat?x", "/chat"),
+        ("RECOLLECT_ROOT_PATH", "//chat", "/chat"),
         ("RECOLLECT_REDIS_URL", "http://x", "redis://"),
         ("DATABASE_URL", "mysql://x/y", "postgresql://"),
     ],
