@@ -14,6 +14,7 @@ import datetime
 import hashlib
 import re
 from collections.abc import Sequence
+from contextlib import suppress
 from typing import Any
 
 import numpy as np
@@ -25,7 +26,7 @@ from inference.tokenizer.layout import Layout, locate, marks, split_marks
 from inference.tokenizer.sandbox import Sandbox
 from inference.tokenizer.sealing import Piece, Sealer, Seals
 from inference.tokenizer.span_cache import SpanCache
-from inference.tokenizer.template_lint import history_notes
+from inference.tokenizer.template_lint import TurnCost, history_notes
 from inference.tokenizer.tokenizer import EncodedSpan, Tokenizer
 from inference.types import I32, ChatMessage, Prompt
 
@@ -79,11 +80,9 @@ class ChatTemplate:
         self.fingerprint: str = hashlib.sha256(facts.encode()).hexdigest()
         self._reply_header, self._generation_prompt = self._find_headers()
         self.stop_token_ids: tuple[int, ...] = self._find_stop_token_ids()
-        num_turn_tokens, num_reread = self._count_reread()
-        self.is_prefix_stable: bool = num_reread == 0
-        self.history_notes: tuple[str, ...] = history_notes(
-            self._probe, num_turn_tokens=num_turn_tokens, num_reread=num_reread
-        )
+        costs = self._turn_costs()
+        self.is_prefix_stable: bool = not any(cost.num_reread for cost in costs)
+        self.history_notes: tuple[str, ...] = history_notes(self._probe, costs)
 
     def build(
         self,
@@ -144,8 +143,7 @@ class ChatTemplate:
         """Ids, and the token range of each message."""
         texts = [message.content for message in messages if message.token_ids is None]
         seals = self._sealer.open_seals(texts, self.source)
-        rendered_marks = self._render(messages, marks(seals.mark, len(messages)), add_generation_prompt, today)
-        layout = split_marks(rendered_marks, seals.mark)
+        layout = self._layout(messages, seals.mark, add_generation_prompt, today)
         if not self._sandbox.is_transparent:
             contents = [
                 seals.seal_text(message.content) if message.token_ids is None else seals.seal(message.token_ids)
@@ -155,6 +153,25 @@ class ChatTemplate:
         draft, places = self._draft(messages, layout, seals)
         encoded = draft.encode(self._tokenizer)
         return encoded.ids, tuple(encoded.token_range(start, stop) for start, stop in places)
+
+    def _layout(
+        self, messages: Sequence[ChatMessage], mark: str, add_generation_prompt: bool, today: datetime.date | None
+    ) -> Layout:
+        """What stands around the messages.
+
+        A mark is something where nothing was said, and templates do ask whether there is a system prompt. Then nothing
+        stands there in the marked rendering either.
+        """
+        names = marks(mark, len(messages))
+        rendered = self._render(messages, names, add_generation_prompt, today)
+        blank = [i for i, message in enumerate(messages) if message.token_ids is None and not message.content.strip()]
+        if blank and not self._sandbox.is_transparent:
+            expected, contents = rendered, list(names)
+            for i in blank:
+                expected, contents[i] = expected.replace(names[i], messages[i].content), messages[i].content
+            found = self._render(messages, contents, add_generation_prompt, today)
+            rendered = rendered if found == expected else found
+        return split_marks(rendered, mark)
 
     def _draft(
         self, messages: Sequence[ChatMessage], layout: Layout, seals: Seals
@@ -182,8 +199,12 @@ class ChatTemplate:
                 draft.add_ids(_known(message.token_ids))
             places.setdefault(number, (begin, draft.end(before_text=True)))
         self._add(draft, seals.cut(layout.tail))
-        nowhere = (Place(0, 0), Place(0, 0))
-        return draft, [places.get(number, nowhere) for number in range(len(messages))]
+        found: list[tuple[Place, Place]] = []
+        end = Place(0, 0)
+        for number in range(len(messages)):
+            found.append(places.get(number, (end, end)))  # left out: nowhere, behind the message before
+            end = found[-1][1]
+        return draft, found
 
     def _add(self, draft: Draft, pieces: list[Piece]) -> None:
         for control, original, text in pieces:
@@ -253,16 +274,23 @@ class ChatTemplate:
                 markup.add(text)
         return markup
 
-    def _count_reread(self) -> tuple[int, int]:
-        """Tokens of a short turn and its reply, and how many of them the next turn's prompt does not begin with."""
-        first = [ChatMessage("user", "1")]
+    def _turn_costs(self) -> list[TurnCost]:
+        """What the next turn reads again, without a system prompt and with one if the template takes it."""
+        costs = [self._turn_cost([])]
+        with suppress(TemplateError):  # that there be no system prompt is a template's right
+            costs.append(self._turn_cost([ChatMessage("system", "1")]))
+        return costs
+
+    def _turn_cost(self, leading: list[ChatMessage]) -> TurnCost:
+        first = [*leading, ChatMessage("user", "1")]
         later = [*first, ChatMessage("assistant", "", PROBE_IDS), ChatMessage("user", "2")]
         now, _ = self._assemble(first, True, PROBE_DAY)
         then, _ = self._assemble(later, True, PROBE_DAY)
         kept = np.concatenate([now, np.array(PROBE_IDS, np.int32)])
         size = min(len(kept), len(then))
         differing = np.flatnonzero(kept[:size] != then[:size])
-        return len(kept), len(kept) - int(differing[0] if len(differing) else size)
+        num_shared = int(differing[0]) if len(differing) else size
+        return TurnCost(len(kept), len(kept) - num_shared, has_system_prompt=bool(leading))
 
     def _probe(self, messages: Sequence[ChatMessage], add_generation_prompt: bool = True) -> str:
         return self.render(messages, add_generation_prompt=add_generation_prompt, today=PROBE_DAY)

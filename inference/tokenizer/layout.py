@@ -45,7 +45,7 @@ def locate(rendered: str, contents: Sequence[str], layout: Layout) -> Layout:
     A content that the template rewrites is all that stands in its place.
     """
     parts: list[Part] = []
-    following = [*(part.gap for part in layout.parts[1:]), layout.tail]
+    following = [*(part.gap for part in layout.parts), layout.tail][1:]
     end = 0  # of the last content
     for part, after in zip(layout.parts, following, strict=True):
         start = end + len(part.gap) if rendered.startswith(part.gap, end) else end

@@ -152,11 +152,11 @@ def text_of(family: str) -> str:
 def spec_of(family: str) -> TokenizerSpec:
     description = json.loads(text_of(family))
     ids = {token["content"]: token["id"] for token in description["added_tokens"]} | description["model"]["vocab"]
-    ends = ids["<|end|>"] if "<|end|>" in ids else ids["</s>"]
+    begin, end = ("<|begin|>", "<|end|>") if "<|end|>" in ids else ("<s>", "</s>")
     return TokenizerSpec(
         source=Path("tokenizer.json"),
         vocab_size=max(ids.values()) + 1,
         tokenizer_json=text_of(family),
-        named_tokens={"bos_token": "<|begin|>" if "<|begin|>" in ids else "<s>"},
-        eos_token_ids=(ends,),
+        named_tokens={"bos_token": begin, "eos_token": end},
+        eos_token_ids=(ids[end],),
     )
