@@ -7,6 +7,11 @@ import subprocess
 from pathlib import Path
 
 import pytest
+from gguf import GGMLQuantizationType
+
+from inference.formats.gguf_file import is_dequantised
+from inference.formats.numbers import FLOAT_TYPES
+from inference.tokenizer.pre_tokenizers import PRE_TOKENIZERS
 
 ROOT = Path(__file__).resolve().parent.parent
 README = (ROOT / "README.md").read_text()
@@ -35,6 +40,14 @@ def pinned(name: str) -> set[str]:
 def test_every_setting_has_a_readme_row_and_every_row_a_setting() -> None:
     rows = set(re.findall(r"^\| `(RECOLLECT_[A-Z_]+|DATABASE_URL)`", README, re.MULTILINE))
     assert rows == variables_read()
+
+
+def test_the_readme_lists_the_kinds_of_tensors_and_pre_tokenizers_that_are_read() -> None:
+    cells = dict(re.findall(r"^\| ([^|`]+) \| (.+) \|$", README, re.MULTILINE))
+    kinds = {kind.name for kind in GGMLQuantizationType if is_dequantised(kind)}
+    assert set(cells["its tensors"].split(", ")) == kinds
+    assert all(kind in cells["safetensors"] for kind in FLOAT_TYPES)
+    assert f"any of {len(PRE_TOKENIZERS)} pre-tokenizers" in cells["its tokenizers"]
 
 
 @pytest.mark.parametrize("name", ["requirements.txt", "requirements-dev.txt"])

@@ -335,6 +335,8 @@ def load_engine(path: Path | str, config: EngineConfig, *, on_progress: Progress
     model_file = open_model_file(path)
     tokenizer = Tokenizer(model_file.tokenizer_spec)
     chat_template = ChatTemplate(tokenizer, model_file.chat_template)
+    for note in chat_template.history_notes:
+        logger.info("%s: %s", model_file.name, note)
     model = load_model(
         model_file, num_threads=config.num_threads, max_model_len=config.max_model_len, on_progress=on_progress
     )

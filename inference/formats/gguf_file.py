@@ -58,8 +58,8 @@ class GgufFile(ModelFile):
         expected = stored_shapes(self.config)
         check_shapes(self.path, expected, {name: info.shape for name, info in found.items()}, ignored=FACTOR_TENSORS)
         for kind in {info.type for info in found.values()}:
-            if not _is_dequantised(kind):
-                known = tuple(other.name for other in GGMLQuantizationType if _is_dequantised(other))
+            if not is_dequantised(kind):
+                known = tuple(other.name for other in GGMLQuantizationType if is_dequantised(other))
                 first = next(info.name for info in found.values() if info.type == kind)
                 problem = f"tensor type {kind.name} is not supported"
                 raise UnsupportedModelError(self.path, problem, field=first, known=known)
@@ -130,7 +130,7 @@ def _dequantised_rows(raw: NDArray[np.uint8], info: TensorInfo) -> F32:
     return out.reshape(info.shape)
 
 
-def _is_dequantised(kind: GGMLQuantizationType) -> bool:
+def is_dequantised(kind: GGMLQuantizationType) -> bool:
     """Whether the gguf package can turn this type into float32. It keeps no public list, so it is asked."""
     try:
         dequantize(np.zeros((1, GGML_QUANT_SIZES[kind][1]), np.uint8), kind)
