@@ -41,6 +41,14 @@ _REASONS = (
     ("not a database", "damaged", _DAMAGED),
 )
 
+# The same reasons for a reply that is complete, is kept in memory and is tried again.
+_NOT_YET = {
+    "full": _("The disk is full: this reply is not stored yet. It will be as soon as there is room."),
+    "busy": _("The database is busy: this reply is not stored yet. It is tried again."),
+    "unreachable": _("The database cannot be reached: this reply is not stored yet. It is tried again."),
+}
+_NOT_YET_UNWRITABLE = _("The database cannot be written to: this reply is not stored yet. It is tried again.")
+
 
 @contextmanager
 def translated() -> Iterator[None]:
@@ -64,3 +72,8 @@ def unavailable(error: Exception) -> StorageUnavailable:
     reason, sentence = next(((reason, text) for needle, reason, text in _REASONS if needle in said), _UNREACHABLE)
     logger.error("database: %s (%s)", reason, type(error).__name__)
     return StorageUnavailable(str(sentence), reason=reason)
+
+
+def not_yet(error: StorageUnavailable) -> str:
+    """Why a reply that is complete is not stored yet, as a sentence for whoever reads it."""
+    return str(_NOT_YET.get(error.detail.get("reason", ""), _NOT_YET_UNWRITABLE))

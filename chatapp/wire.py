@@ -164,7 +164,10 @@ class TurnAccepted:
 
 @dataclass(frozen=True, slots=True)
 class TurnStage:
-    """Where a running turn is: queued (position), reading (done of total tokens), writing."""
+    """Where a running turn is: queued (position), reading (done of total tokens), writing, storing.
+
+    storing: complete, but the database does not take it yet; `problem` is a sentence that says why.
+    """
 
     TYPE: ClassVar = "turn.stage"
     conversation: uuid.UUID
@@ -174,6 +177,7 @@ class TurnStage:
     position: int = 0
     done: int = 0
     total: int = 0
+    problem: str = ""
 
 
 @dataclass(frozen=True, slots=True)
@@ -189,6 +193,7 @@ class TurnSnapshot:
     position: int = 0
     done: int = 0
     total: int = 0
+    problem: str = ""
 
 
 @dataclass(frozen=True, slots=True)

@@ -35,6 +35,7 @@ class LiveTurn:
     position: int = 0
     num_done: int = 0
     num_total: int = 0
+    problem: str = ""  # why the database does not take it, while it is "storing"
     blocks: list[wire.Block] = field(default_factory=list)
     is_stopping: bool = False  # a person pressed Stop
     end: wire.TurnEnd | None = None
@@ -56,6 +57,7 @@ class LiveTurn:
             position=self.position,
             done=self.num_done,
             total=self.num_total,
+            problem=self.problem,
         )
 
 
@@ -117,11 +119,21 @@ class Live:
         for watcher in self._watchers(turn):
             watcher.show(turn)
 
-    def publish_stage(self, turn: LiveTurn, *, stage: str, position: int, num_done: int, num_total: int) -> None:
+    def publish_stage(
+        self,
+        turn: LiveTurn,
+        *,
+        stage: str,
+        position: int = 0,
+        num_done: int = 0,
+        num_total: int = 0,
+        problem: str = "",
+    ) -> None:
         """Tell where the turn is; says nothing when nothing changed."""
-        if (turn.stage, turn.position, turn.num_done, turn.num_total) == (stage, position, num_done, num_total):
+        place = (stage, position, num_done, num_total, problem)
+        if (turn.stage, turn.position, turn.num_done, turn.num_total, turn.problem) == place:
             return
-        turn.stage, turn.position, turn.num_done, turn.num_total = stage, position, num_done, num_total
+        turn.stage, turn.position, turn.num_done, turn.num_total, turn.problem = place
         turn.seq += 1
         frame = wire.TurnStage(
             conversation=turn.conversation_id,
@@ -131,6 +143,7 @@ class Live:
             position=position,
             done=num_done,
             total=num_total,
+            problem=problem,
         )
         self._publish(turn, frame)
 

@@ -8,17 +8,16 @@ from __future__ import annotations
 
 import asyncio
 import logging
-import math
 import time
 from collections.abc import AsyncIterator, Callable, Coroutine
 from contextlib import aclosing, asynccontextmanager
-from dataclasses import asdict, replace
+from dataclasses import asdict
 from typing import Any, TypeVar
 
 from django.conf import settings
 from django.utils.translation import gettext as _
 
-from chatapp import executors, hints, llm, locks, selectors, wire
+from chatapp import executors, hints, llm, locks, selectors, storage, wire
 from chatapp.errors import ChatError, Conflict, StorageUnavailable
 from chatapp.markdown import render_blocks
 from chatapp.models import Generation, Message, MessageStatus, User
@@ -33,8 +32,6 @@ logger = logging.getLogger(__name__)
 TurnFrame = wire.TurnSend | wire.TurnEdit | wire.TurnRegenerate | wire.TurnContinue
 Accept = Callable[[wire.TurnAccepted], None]
 T = TypeVar("T")
-
-CLOSE_PATIENCE_S = 30.0  # a database that stays away longer fails the turn
 
 _tasks: set[asyncio.Task[Any]] = set()  # the event loop itself holds tasks only weakly
 
@@ -182,14 +179,12 @@ async def _run_turn(live: Live, turn: LiveTurn, plan: Plan, ticket: llm.Ticket) 
     writer = Writer(turn.message_id, reply, plan.token_fingerprint, on_gone=lambda: llm.cancel(turn.request_id))
     with ticket:
         ending = await _answer(turn, plan, ticket, reply, publisher, writer)
-    try:
-        is_closed = await writer.close(ending, patience_s=CLOSE_PATIENCE_S)
-    except StorageUnavailable:
-        ending = replace(ending, status=MessageStatus.FAILED, error=_("The reply could not be stored: no database."))
-        await _publish_end(live, turn, publisher, ending)
-        is_closed = await writer.close(ending, patience_s=math.inf)  # the text stays in memory until then
-    else:
-        await _publish_end(live, turn, publisher, ending)
+
+    async def tell(error: StorageUnavailable) -> None:
+        await publisher.not_stored_yet(storage.not_yet(error))
+
+    is_closed = await writer.close(ending, on_problem=tell)
+    await _publish_end(live, turn, publisher, ending)
     if not is_closed:
         logger.warning("message %s had been closed or deleted before its turn ended", turn.message_id)
         llm.purge(turn.conversation_id)  # the purge at its deletion came before the last of its KV

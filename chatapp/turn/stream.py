@@ -77,10 +77,21 @@ class Publisher:
             num_chars = await self._publish_blocks()
             await asyncio.sleep(max(INTERVAL_S, num_chars / MAX_CHARS_PER_S))
 
+    async def not_stored_yet(self, problem: str) -> None:
+        """The reply is complete and the database does not take it: show all of it, and why it has not ended.
+
+        Rendered whether or not anybody watches: no later frame would bring the rest to who comes meanwhile.
+        """
+        if self._turn.stage != "storing":
+            blocks = await self._whole()
+            self._live.publish_blocks(self._turn, blocks, len(blocks))
+        self._live.publish_stage(self._turn, stage="storing", problem=problem)
+
     async def final_blocks(self) -> tuple[Block, ...]:
         """The whole reply, for the last frame; nothing when nobody watches. To be called when `run` has ended."""
-        if not self._live.has_watchers(self._turn):
-            return ()
+        return await self._whole() if self._live.has_watchers(self._turn) else ()
+
+    async def _whole(self) -> tuple[Block, ...]:
         if self._rendering is not None:
             await asyncio.wait([self._rendering])
         await executors.render(self._blocks.update, self._reply.text, True)

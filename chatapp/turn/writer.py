@@ -7,8 +7,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
-import time
-from collections.abc import Callable
+from collections.abc import Awaitable, Callable
 from dataclasses import dataclass
 from uuid import UUID
 
@@ -23,7 +22,7 @@ logger = logging.getLogger(__name__)
 
 SAVE_INTERVAL_S = 0.5  # half of what is promised: the save itself takes time
 FIRST_RETRY_S = 0.2
-MAX_RETRY_S = 30.0
+MAX_RETRY_S = 5.0  # a disk that has room again is noticed within that
 
 
 @dataclass(frozen=True, slots=True)
@@ -62,20 +61,18 @@ class Writer:
                 self._on_gone()
                 return
 
-    async def close(self, ending: Ending, *, patience_s: float) -> bool:
+    async def close(self, ending: Ending, *, on_problem: Callable[[StorageUnavailable], Awaitable[None]]) -> bool:
         """End the turn in the database. False: somebody else had closed or deleted it before.
 
-        Raises StorageUnavailable when the database has been away for patience_s.
+        Goes on until the database takes it, which keeps the text in memory; each refusal is told to on_problem.
         """
-        deadline = time.monotonic() + patience_s
         delay_s = FIRST_RETRY_S
         while True:
             try:
                 return await executors.database(self._close, ending)
             except StorageUnavailable as error:
-                if time.monotonic() + delay_s > deadline:
-                    raise
                 logger.warning("message %s: not closed (%s), again in %.1f s", self._message_id, error.detail, delay_s)
+                await on_problem(error)
                 await asyncio.sleep(delay_s)
                 delay_s = min(MAX_RETRY_S, 2 * delay_s)
 

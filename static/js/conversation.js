@@ -197,6 +197,7 @@ export class Conversation {
     const { turn, changed, verdict } = applyFrame(known ?? newTurn(frame.message), frame);
     if (verdict === "gap") this.#watch();
     if (verdict !== "applied") return;
+    if (turn.stage === "storing" && turn.problem !== known?.problem) alarm(turn.problem);
     this.#turns.set(frame.message, turn);
     const indices = this.#dirty.get(frame.message) ?? new Set();
     for (const index of changed) indices.add(index);

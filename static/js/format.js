@@ -54,7 +54,7 @@ export function statsFacts(stats) {
 }
 
 /** What a running turn is doing, as it says itself. */
-export function stageText({ stage, position, done, total }) {
+export function stageText({ stage, position, done, total, problem }) {
   if (stage === "queued") {
     return position > 0 ? fill(gettext("Queued, #%(n)s"), { n: number(position) }) : gettext("Starting");
   }
@@ -65,6 +65,7 @@ export function stageText({ stage, position, done, total }) {
       share: number(share), done: number(done), total: number(total),
     });
   }
+  if (stage === "storing") return problem; // complete, and the database does not take it yet
   return stage === "writing" ? gettext("Writing") : gettext("Starting");
 }
 

@@ -4,7 +4,7 @@
 
 /** A turn that the page knows to run and has heard nothing about yet. */
 export function newTurn(message) {
-  return { message, seq: -1, stage: "starting", position: 0, done: 0, total: 0, blocks: [], isOver: false, status: "", stats: null, error: "" };
+  return { message, seq: -1, stage: "starting", position: 0, done: 0, total: 0, problem: "", blocks: [], isOver: false, status: "", stats: null, error: "" };
 }
 
 /**
@@ -37,7 +37,7 @@ function applyDelta(turn, frame) {
     blocks[index] = { html, isDone };
   }
   if (blocks.length !== frame.num_blocks) return unchanged(turn, "gap");
-  const stage = { stage: "writing", position: 0, done: 0, total: 0 };
+  const stage = { stage: "writing", position: 0, done: 0, total: 0, problem: "" };
   return { turn: { ...turn, ...stage, seq: frame.seq, blocks }, changed: frame.blocks.map((block) => block.index), verdict: "applied" };
 }
 
@@ -51,6 +51,6 @@ function unchanged(turn, verdict) {
   return { turn, changed: [], verdict };
 }
 
-function stageOf({ stage, position, done, total }) {
-  return { stage, position, done, total };
+function stageOf({ stage, position, done, total, problem }) {
+  return { stage, position, done, total, problem };
 }

@@ -99,5 +99,6 @@
         stageText({ stage: 'queued', position: 2 }) === 'Queued, #2',
         stageText({ stage: 'reading', done: 412, total: 1080 }) === 'Reading 38 % (412 of 1,080 tokens)',
         stageText({ stage: 'writing' }) === 'Writing',
+        stageText({ stage: 'storing', problem: 'The disk is full.' }) === 'The disk is full.',
     ].flatMap((isRight, index) => (isRight ? [] : [index])),
 })

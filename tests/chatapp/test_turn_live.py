@@ -35,7 +35,7 @@ class Tab:
         self.watcher = Watcher(live, **limits)
         self.seq = -1
         self.html: list[str] = []
-        self.stage = ""
+        self.stage = self.problem = ""
         self.end: dict[str, Any] | None = None
 
     def read(self) -> None:
@@ -46,6 +46,7 @@ class Tab:
         if frame["type"] == "turn.snapshot":
             assert frame["seq"] >= self.seq
             self.html, self.stage = [block["html"] for block in frame["blocks"]], frame["stage"]
+            self.problem = frame["problem"]
         else:
             assert frame["seq"] == self.seq + 1 or (frame["type"] == "turn.end" and frame["seq"] > self.seq)
             if frame["type"] == "turn.delta":
@@ -53,7 +54,7 @@ class Tab:
                     self.html[block["index"] : block["index"] + 1] = [block["html"]]
                 del self.html[frame["num_blocks"] :]
             elif frame["type"] == "turn.stage":
-                self.stage = frame["stage"]
+                self.stage, self.problem = frame["stage"], frame["problem"]
             else:
                 self.html, self.end = [block["html"] for block in frame["blocks"]], frame
         self.seq = frame["seq"]

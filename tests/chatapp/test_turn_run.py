@@ -585,14 +585,14 @@ async def test_a_continued_reply_that_fails_at_once_still_shows_its_text(alice: 
 
 
 @pytest.fixture
-def outage(monkeypatch: pytest.MonkeyPatch) -> dict[str, bool]:
-    """Writes of a running turn fail while `is_down`."""
-    state = {"is_down": False}
+def outage(monkeypatch: pytest.MonkeyPatch) -> dict[str, Any]:
+    """Writes of a running turn fail while `is_down`, for this `reason`."""
+    state: dict[str, Any] = {"is_down": False, "reason": "unreachable"}
 
     def failing(function: Callable[..., bool]) -> Callable[..., bool]:
         def call(**kwargs: Any) -> bool:
             if state["is_down"]:
-                raise StorageUnavailable("The database cannot be reached.", reason="unreachable")
+                raise StorageUnavailable("No.", reason=state["reason"])
             return function(**kwargs)
 
         return call
@@ -603,7 +603,7 @@ def outage(monkeypatch: pytest.MonkeyPatch) -> dict[str, bool]:
     return state
 
 
-async def test_a_short_outage_costs_nothing(alice: User, worker: FakeWorker, outage: dict[str, bool]) -> None:
+async def test_a_short_outage_costs_nothing(alice: User, worker: FakeWorker, outage: dict[str, Any]) -> None:
     turn = await started(Live(), alice, send())
     worker.write("kept ")
     outage["is_down"] = True
@@ -616,23 +616,36 @@ async def test_a_short_outage_costs_nothing(alice: User, worker: FakeWorker, out
     assert (await stored(turn)).text == "kept in memory"
 
 
-async def test_a_long_outage_fails_the_turn_and_keeps_its_text(
-    alice: User, worker: FakeWorker, outage: dict[str, bool], monkeypatch: pytest.MonkeyPatch
+@pytest.mark.parametrize(
+    ("reason", "said"), [("full", "disk is full"), ("unreachable", "cannot be reached"), ("damaged", "be written to")]
+)
+async def test_a_reply_that_is_not_stored_yet_says_so_and_then_has_its_true_ending(
+    alice: User, worker: FakeWorker, outage: dict[str, Any], reason: str, said: str
 ) -> None:
-    monkeypatch.setattr(run, "CLOSE_PATIENCE_S", 0.05)
     live = Live()
-    turn = await started(live, alice, send())
-    outage["is_down"] = True
+    tab = Tab(live)
+    frame = send()
+    tab.watcher.watch(frame.conversation)
+    turn = await started(live, alice, frame)
+    outage.update(is_down=True, reason=reason)
     worker.write("kept")
-    worker.finish()
-    await until(lambda: turn.end is not None)
-    assert turn.end is not None
-    assert (turn.end.status, live.turns) == ("failed", [])
-    assert "stored" in turn.end.error
+    worker.finish(text=" *whole*")
+    await until(lambda: turn.stage == "storing")
+    late = Tab(live)
+    late.watcher.watch(frame.conversation)
+    for shown in (tab, late):
+        shown.read()
+        assert (shown.stage, shown.html, shown.end) == ("storing", list(render_blocks("kept *whole*")), None)
+        assert said in shown.problem
+        assert "not stored yet" in shown.problem
+    seen = turn.seq
     outage["is_down"] = False
-    await ended(turn)
+    end = await ended(turn)
+    assert end.seq > seen
+    assert (end.status, end.error, live.turns) == ("done", "", [])
     message = await stored(turn)
-    assert (message.status, message.text) == ("failed", "kept")
+    assert (message.status, message.text, message.error) == ("done", "kept *whole*", "")
+    assert await Generation.objects.filter(message=message).aexists()
 
 
 # --- ends from outside ------------------------------------------------------------------------------------------------
