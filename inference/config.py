@@ -29,6 +29,8 @@ class RopeScaling:
     high_freq_factor: float = 4.0
     beta_fast: float = 32.0  # yarn
     beta_slow: float = 1.0
+    mscale: float = 0.0
+    mscale_all_dim: float = 0.0
     truncate: bool = True
     short_factor: tuple[float, ...] = ()  # longrope
     long_factor: tuple[float, ...] = ()
@@ -45,6 +47,8 @@ class RopeScaling:
             ("high_freq_factor", 1e-3, 1e4),
             ("beta_fast", 1e-3, 1e6),
             ("beta_slow", 1e-3, 1e6),
+            ("mscale", 0, 1e3),
+            ("mscale_all_dim", 0, 1e3),
         )
         _check_limits(self, limits)
         if self.high_freq_factor <= self.low_freq_factor:

@@ -34,6 +34,16 @@ DEFAULTS: dict[str, dict[str, Any]] = {
 ALWAYS_SLIDING = ("gemma3_text", "mistral", "phi3")  # use the window whenever there is one
 SLIDING_IF_SAID = ("qwen2", "qwen3", "qwen3_moe", "smollm3")  # by use_sliding_window
 PARTLY_ROTATED = ("phi3",)
+ROPE_NUMBERS = (
+    "factor",
+    "attention_factor",
+    "low_freq_factor",
+    "high_freq_factor",
+    "beta_fast",
+    "beta_slow",
+    "mscale",
+    "mscale_all_dim",
+)
 
 
 def read_config(path: Path, raw: dict[str, Any], generation: dict[str, Any]) -> ModelConfig:
@@ -160,14 +170,7 @@ def _scaling(path: Path, rope: dict[str, Any], key: str, num_positions: int) -> 
         raise UnsupportedModelError(path, problem, field=key, known=("default", *ROPE_TYPES))
     if kind != "longrope" and rope.get("factor") is None:
         raise ModelFileError(path, "factor is missing", field=key)
-    numbers = {
-        name: _number(path, rope, name, 0)
-        for name in ("factor", "attention_factor", "low_freq_factor", "high_freq_factor", "beta_fast", "beta_slow")
-        if rope.get(name) is not None
-    }
-    mscale, mscale_all_dim = (_number(path, rope, name, 0) for name in ("mscale", "mscale_all_dim"))
-    if kind == "yarn" and mscale and mscale_all_dim and (mscale != 1 or mscale_all_dim != 1):
-        raise UnsupportedModelError(path, "mscale and mscale_all_dim are not supported", field=key)
+    numbers = {name: _number(path, rope, name, 0) for name in ROPE_NUMBERS if rope.get(name) is not None}
     return build(
         path,
         RopeScaling,

@@ -90,7 +90,10 @@ def _yarn(plain: F64, scaling: RopeScaling, config: ModelConfig) -> F64:
 
 
 def _yarn_factor(scaling: RopeScaling) -> float:
-    return 0.1 * math.log(max(scaling.factor, 1)) + 1
+    growth = 0.1 * math.log(max(scaling.factor, 1))
+    if scaling.mscale and scaling.mscale_all_dim:
+        return (growth * scaling.mscale + 1) / (growth * scaling.mscale_all_dim + 1)
+    return growth + 1
 
 
 def _longrope_factor(scaling: RopeScaling, config: ModelConfig) -> float:

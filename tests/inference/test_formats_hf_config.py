@@ -141,8 +141,8 @@ def test_sparse_layers_are_those_that_are_not_said_to_be_dense() -> None:
         ("llama", {"rope_scaling": {"type": "linear", "factor": 0.0}}, "factor"),
         (
             "llama",
-            {"rope_scaling": {"type": "yarn", "factor": 2.0, "mscale": 0.7, "mscale_all_dim": 1}},
-            "rope_scaling",
+            {"rope_scaling": {"type": "yarn", "factor": 2.0, "mscale": -0.7}},
+            "mscale",
         ),
         ("llama", {"rope_scaling": {"type": "llama3", "factor": 2, "low_freq_factor": 4}}, "high_freq_factor"),
         ("qwen3_moe", {"num_experts": 4}, "num_experts_per_tok"),

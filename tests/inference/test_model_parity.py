@@ -10,6 +10,7 @@ from typing import Any
 import numpy as np
 import pytest
 
+from inference.config import RopeScaling
 from inference.formats.architectures import KNOWN_ARCHITECTURES
 from inference.formats.model_file import open_model_file
 from inference.model.base import Model
@@ -58,6 +59,7 @@ def test_greedy_tokens_are_those_of_the_reference(path: Path, index: int) -> Non
         ("llama-llama3", {"rope_scaling": None}),
         ("llama-yarn", {"rope_scaling": None}),
         ("qwen2-yarn", {"rope_scaling": None}),
+        ("qwen2-yarn", {"rope_scaling": RopeScaling("yarn", 4.0, 256, truncate=False)}),
         ("phi3-longrope", {"rope_scaling": None}),
         ("mistral", {"layer_types": ()}),
         ("mistral", {"sliding_window": 38}),
