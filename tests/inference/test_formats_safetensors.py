@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import shutil
 import struct
 import time
 import tracemalloc
@@ -14,10 +15,12 @@ import pytest
 from hypothesis import HealthCheck, given, seed, settings
 from hypothesis import strategies as st
 from numpy.typing import NDArray
+from safetensors.numpy import load_file, save_file
 
 from inference.errors import ModelFileError, UnsupportedModelError
 from inference.formats.model_file import open_model_file
 from tests.inference import tiny_models as tiny
+from tests.inference.row_invariance import FIXTURES
 
 NAME = "model.norm.weight"
 
@@ -338,3 +341,26 @@ def test_a_flipped_bit_of_the_header_is_refused_or_harmless(tmp_path: Path, posi
         return
     for name in model.tensor_names():
         model.tensor(name)
+
+
+# --- parts that are not run -------------------------------------------------------------------------------------------
+
+
+def test_the_vision_side_is_left_out_by_name_and_said_so(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    (source,) = (path for path in FIXTURES if path.name == "qwen3_vl")
+    with caplog.at_level("INFO", logger="inference"):
+        model = open_model_file(source)
+    assert not any("visual" in name for name in model.tensor_names())
+    (line,) = caplog.messages
+    assert "tensors model.visual.* are left out, text only" in line
+    copied = Path(shutil.copytree(source, tmp_path / "vl"))
+    tensors = load_file(copied / "model.safetensors")
+    save_file(tensors | {"model.audio.proj.weight": np.zeros(4, np.float16)}, copied / "model.safetensors")
+    with pytest.raises(UnsupportedModelError) as caught:
+        open_model_file(copied)
+    assert caught.value.field == "model.audio.proj.weight"
+    name = "model.language_model.layers.0.mlp.up_proj.weight"
+    save_file({key: value for key, value in tensors.items() if key != name}, copied / "model.safetensors")
+    with pytest.raises(ModelFileError) as missing:
+        open_model_file(copied)
+    assert missing.value.field == name
