@@ -6,7 +6,7 @@ import numpy as np
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from inference.kernels.reference import RopeTable, rms_norm, rotate, silu_multiply, sum_rows
+from inference.kernels.reference import RopeTable, gelu_multiply, rms_norm, rotate, silu_multiply, sum_rows
 from inference.kernels.scratch import Scratch
 
 COLUMNS = st.tuples(st.integers(4, 300), st.integers(2, 700), st.integers(0, 1 << 30))
@@ -34,9 +34,44 @@ def test_norm_and_activation_treat_a_column_alike_in_any_company(case: tuple[int
     exact = x.astype(np.float64)
     np.testing.assert_allclose(normed, exact / np.sqrt((exact**2).mean(0) + 1e-5) * weight, rtol=1e-5, atol=1e-6)
     gate, up = exact[:half], exact[half:]
-    mixed = silu_multiply(x, Scratch())
-    np.testing.assert_array_equal(mixed[:, 1:4], silu_multiply(few, Scratch()))
-    np.testing.assert_allclose(mixed, gate / (1 + np.exp(-gate)) * up, rtol=1e-5, atol=1e-6)
+    inner = (2 / np.pi) ** 0.5 * (gate + 0.044715 * gate**3)
+    for activate, expected in (
+        (silu_multiply, gate / (1 + np.exp(-gate)) * up),
+        (gelu_multiply, gate / 2 * (1 + np.tanh(inner)) * up),
+    ):
+        mixed = activate(x.copy(), Scratch())
+        np.testing.assert_array_equal(mixed[:, 1:4], activate(few.copy(), Scratch()))
+        np.testing.assert_allclose(mixed, expected, rtol=1e-5, atol=1e-5)
+
+
+def test_heads_are_normalised_each_by_itself() -> None:
+    rng = np.random.default_rng(0)
+    heads, weight = rng.standard_normal((3, 10, 5), np.float32), rng.standard_normal((10, 1), np.float32)
+    together = rms_norm(heads, weight, 1e-5, Scratch())
+    for head, normed in zip(heads, together, strict=True):
+        np.testing.assert_array_equal(normed, rms_norm(head, weight, 1e-5, Scratch()))
+
+
+def test_components_beyond_the_rotated_ones_stay_as_they_are() -> None:
+    rng = np.random.default_rng(0)
+    heads = rng.standard_normal((2, 10, 4), np.float32)
+    cos, sin = RopeTable(np.array([1.0, 0.3, 0.1])).columns(np.arange(1, 5, dtype=np.int32), 0, 4)
+    whole, part = heads[:, :6].copy(), heads.copy()
+    rotate(whole, cos, sin, Scratch())
+    rotate(part, cos, sin, Scratch())
+    np.testing.assert_array_equal(part[:, :6], whole)
+    np.testing.assert_array_equal(part[:, 6:], heads[:, 6:])
+    assert (whole != heads[:, :6]).all()
+
+
+def test_a_table_scales_what_it_rotates() -> None:
+    frequencies, positions = np.array([1.0, 0.1]), np.arange(4, dtype=np.int32)
+    for plain, scaled in zip(
+        RopeTable(frequencies).columns(positions, 0, 4),
+        RopeTable(frequencies, 1.5).columns(positions, 0, 4),
+        strict=True,
+    ):
+        np.testing.assert_allclose(scaled, 1.5 * plain, rtol=1e-6)
 
 
 def test_a_rotated_pair_depends_on_the_distance_only() -> None:
