@@ -5,13 +5,16 @@ An empty variable counts as unset: that is what `NAME=` in a compose file or an 
 
 from __future__ import annotations
 
+import ipaddress
 import os
+import re
 from collections.abc import Sequence
 from pathlib import Path
 
 from django.core.exceptions import ImproperlyConfigured
 
 _BOOLEANS = {"1": True, "true": True, "yes": True, "on": True, "0": False, "false": False, "no": False, "off": False}
+_HOST = re.compile(r"(?=.{1,253}\Z)[a-z0-9-]{1,63}(\.[a-z0-9-]{1,63})*", re.IGNORECASE | re.ASCII)
 
 
 def text(name: str, default: str = "") -> str:
@@ -23,6 +26,31 @@ def words(name: str, default: Sequence[str] = ()) -> list[str]:
     """A comma-separated list, blanks around the commas ignored."""
     found = [word.strip() for word in text(name).split(",")]
     return [word for word in found if word] or list(default)
+
+
+def host(name: str, default: str) -> str:
+    """A name or an address to listen on, IPv6 without brackets. Raises ImproperlyConfigured for what can be neither."""
+    value = text(name, default)
+    if not (_HOST.fullmatch(value) or _is_ipv6(value)):
+        raise _illegal(name, value, "host names and addresses, like chat.example.org, 192.0.2.1 and ::1")
+    return value
+
+
+def host_patterns(name: str) -> list[str]:
+    """A comma-separated list of Host headers without ports, as in Django's ALLOWED_HOSTS.
+
+    Raises ImproperlyConfigured for one that no request could ever have.
+    """
+    found = words(name)
+    for word in found:
+        is_ipv6 = word.startswith("[") and word.endswith("]") and _is_ipv6(word[1:-1])
+        if not (word == "*" or is_ipv6 or _HOST.fullmatch(word.removeprefix("."))):
+            raise _illegal(
+                name,
+                word,
+                "names without a port, separated by commas: chat.example.org, .example.org, 192.0.2.1, [::1]",
+            )
+    return found
 
 
 def path(name: str, default: Path) -> Path:
@@ -60,6 +88,13 @@ def choice(name: str, default: str, legal: Sequence[str]) -> str:
         if candidate.lower() == value.lower():
             return candidate
     raise _illegal(name, value, ", ".join(legal))
+
+
+def _is_ipv6(value: str) -> bool:
+    try:
+        return ipaddress.ip_address(value).version == 6
+    except ValueError:
+        return False
 
 
 def _illegal(name: str, value: str, legal: str) -> ImproperlyConfigured:

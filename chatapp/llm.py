@@ -26,7 +26,7 @@ from chatapp.errors import Busy, Draining, EngineUnavailable, Invalid, WindowFul
 from inference.config import EngineConfig
 from inference.engine.llm_engine import LLMEngine, ProgressFn, load_engine
 from inference.engine.worker import Worker
-from inference.errors import EngineStopped, PromptTooLong, QueueFull, TemplateError
+from inference.errors import EngineStopped, InferenceError, PoolTooLarge, PromptTooLong, QueueFull, TemplateError
 from inference.types import (
     ChatMessage,
     EngineStats,
@@ -169,7 +169,10 @@ def load(on_progress: ProgressFn) -> LLMEngine:
         num_threads=settings.RECOLLECT_THREADS,
         is_prefix_cache_enabled=settings.RECOLLECT_PREFIX_CACHE,
     )
-    return load_engine(settings.RECOLLECT_MODEL, config, on_progress=on_progress)
+    try:
+        return load_engine(settings.RECOLLECT_MODEL, config, on_progress=on_progress)
+    except PoolTooLarge as error:
+        raise InferenceError(f"{error}: lower RECOLLECT_POOL_TOKENS") from error
 
 
 def status() -> EngineStatus:

@@ -36,7 +36,9 @@ RECOLLECT_KEYS = RECOLLECT_DATA / "keys"
 
 RECOLLECT_MODEL = env.path("RECOLLECT_MODEL", RECOLLECT_DATA / "models" / DEFAULT_MODEL.filename)
 RECOLLECT_BLOCK_SIZE = env.integer("RECOLLECT_BLOCK_SIZE", 16, low=1, high=1024)
-RECOLLECT_POOL_TOKENS = env.integer("RECOLLECT_POOL_TOKENS", 16_384, low=1, high=1 << 31)
+RECOLLECT_POOL_TOKENS = env.integer(
+    "RECOLLECT_POOL_TOKENS", 16_384, low=256, high=1 << 31
+)  # the engine takes less, but then no question and its reply fit
 RECOLLECT_MAX_BATCH_TOKENS = env.integer("RECOLLECT_MAX_BATCH_TOKENS", 512, low=1, high=1 << 20)
 RECOLLECT_MAX_RUNNING = env.integer("RECOLLECT_MAX_RUNNING", 8, low=1, high=1024)
 RECOLLECT_MAX_WAITING = env.integer("RECOLLECT_MAX_WAITING", 32, low=0, high=1 << 20)
@@ -58,7 +60,7 @@ def _is_loopback(host: str) -> bool:
         return host == "localhost"
 
 
-RECOLLECT_HOST = env.text("RECOLLECT_HOST", "127.0.0.1")
+RECOLLECT_HOST = env.host("RECOLLECT_HOST", "127.0.0.1")
 RECOLLECT_PORT = env.integer("RECOLLECT_PORT", 8000, low=0, high=65_535)  # 0: any free one
 RECOLLECT_ROOT_PATH = env.text("RECOLLECT_ROOT_PATH").rstrip("/")
 if not re.fullmatch(r"(/[A-Za-z0-9._~-]+)*", RECOLLECT_ROOT_PATH):
@@ -69,7 +71,7 @@ RECOLLECT_REDIS_URL = env.text("RECOLLECT_REDIS_URL")
 if RECOLLECT_REDIS_URL and not RECOLLECT_REDIS_URL.startswith(("redis://", "rediss://", "unix://")):
     raise ImproperlyConfigured("RECOLLECT_REDIS_URL has another scheme; legal are redis://, rediss:// and unix://")
 
-_ALLOWED_HOSTS = env.words("RECOLLECT_ALLOWED_HOSTS")
+_ALLOWED_HOSTS = env.host_patterns("RECOLLECT_ALLOWED_HOSTS")
 ALLOWED_HOSTS = list(dict.fromkeys([*_LOOPBACK_NAMES, *_ALLOWED_HOSTS]))
 if RECOLLECT_HOST not in ("0.0.0.0", "::", *ALLOWED_HOSTS):  # noqa: S104 -- compared, not bound
     ALLOWED_HOSTS.append(f"[{RECOLLECT_HOST}]" if ":" in RECOLLECT_HOST else RECOLLECT_HOST)

@@ -75,3 +75,12 @@ class SamplingError(InferenceError):
         self.num_nan = num_nan
         self.vocab_size = vocab_size
         super().__init__(f"the model gave no usable logits ({num_nan} of {vocab_size} are not a number)")
+
+
+class PoolTooLarge(InferenceError):
+    """The memory for the KV pool is not to be had."""
+
+    def __init__(self, *, num_tokens: int, num_bytes: int) -> None:
+        self.num_tokens = num_tokens
+        self.num_bytes = num_bytes
+        super().__init__(f"a KV pool of {num_tokens} tokens needs {num_bytes} bytes, and there is no room for them")

@@ -329,8 +329,8 @@ class LLMEngine:
 def load_engine(path: Path | str, config: EngineConfig, *, on_progress: ProgressFn | None = None) -> LLMEngine:
     """Open the model file, load the model and build an engine around it.
 
-    Raises ModelFileError, UnsupportedModelError, TemplateError, and ValueError for a configuration that the model rules
-    out; MemoryError when the pool does not fit.
+    Raises ModelFileError, UnsupportedModelError, TemplateError, PoolTooLarge, and ValueError for a configuration that
+    the model rules out.
     """
     model_file = open_model_file(path)
     tokenizer = Tokenizer(model_file.tokenizer_spec)

@@ -5,8 +5,11 @@ Storage only. Which block belongs to whom, and what is cached, is the business o
 
 from __future__ import annotations
 
+import math
+
 import numpy as np
 
+from inference.errors import PoolTooLarge
 from inference.types import F32, I64
 
 
@@ -15,6 +18,7 @@ class KVStorage:
 
     k, v are (L, K, N * P, D): blocks with consecutive ids are consecutive rows of a head, which attention reads as a
     view. Slot of a token = block_id * block_size + offset.
+    Raises PoolTooLarge when there is no memory for it.
     """
 
     format_id = "f32-lksd-1"  # layout and precision, part of every cache key
@@ -23,8 +27,12 @@ class KVStorage:
         shape = (num_layers, num_kv_heads, num_blocks * block_size, head_dim)
         self.num_blocks = num_blocks
         self.block_size = block_size
-        self.k: F32 = np.zeros(shape, np.float32)  # (L, K, N * P, D)
-        self.v: F32 = np.zeros(shape, np.float32)  # (L, K, N * P, D)
+        try:
+            self.k: F32 = np.zeros(shape, np.float32)  # (L, K, N * P, D)
+            self.v: F32 = np.zeros(shape, np.float32)  # (L, K, N * P, D)
+        except (MemoryError, ValueError) as error:  # ValueError: more than an address can count
+            num_bytes = 2 * math.prod(shape) * np.dtype(np.float32).itemsize
+            raise PoolTooLarge(num_tokens=num_blocks * block_size, num_bytes=num_bytes) from error
 
     @property
     def nbytes(self) -> int:

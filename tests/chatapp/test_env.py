@@ -60,3 +60,39 @@ def test_choice_of_another_word_names_the_legal_ones(monkeypatch: pytest.MonkeyP
     monkeypatch.setenv("NAME", "c")
     with pytest.raises(ImproperlyConfigured, match=r"NAME is 'c'; legal are a, b"):
         env.choice("NAME", "a", ["a", "b"])
+
+
+@pytest.mark.parametrize(
+    "value", ["a b", "a:8000", "https://a", "a/b", "a..b", "::1", "[x]", "пример.рф", "a_b", "-" * 64, "a."]
+)
+def test_a_pattern_that_no_host_can_have_is_refused(monkeypatch: pytest.MonkeyPatch, value: str) -> None:
+    monkeypatch.setenv("NAME", f"chat.example.org, {value}")
+    with pytest.raises(ImproperlyConfigured, match=r"legal are names without a port, separated by commas"):
+        env.host_patterns("NAME")
+
+
+def test_patterns_of_hosts_are_those_of_django(monkeypatch: pytest.MonkeyPatch) -> None:
+    legal = [
+        "*",
+        "localhost",
+        "Chat.Example.org",
+        ".example.org",
+        "192.0.2.1",
+        "[2001:db8::1]",
+        "xn--e1afmkfd.xn--p1ai",
+    ]
+    monkeypatch.setenv("NAME", ", ".join(legal))
+    assert env.host_patterns("NAME") == legal
+
+
+@pytest.mark.parametrize("value", ["a b", "a..b", "[::1]", "0.0.0.0:80", "http://a"])
+def test_an_address_that_nobody_can_listen_on_is_refused(monkeypatch: pytest.MonkeyPatch, value: str) -> None:
+    monkeypatch.setenv("NAME", value)
+    with pytest.raises(ImproperlyConfigured, match=r"NAME is .*; legal are host names and addresses"):
+        env.host("NAME", "127.0.0.1")
+
+
+@pytest.mark.parametrize("value", ["::1", "::", "0.0.0.0", "chat.example.org", "localhost"])
+def test_an_address_to_listen_on_is_read(monkeypatch: pytest.MonkeyPatch, value: str) -> None:
+    monkeypatch.setenv("NAME", value)
+    assert env.host("NAME", "127.0.0.1") == value

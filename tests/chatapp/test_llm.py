@@ -3,15 +3,17 @@
 from __future__ import annotations
 
 import asyncio
+import resource
 import uuid
 from collections.abc import Iterator
+from pathlib import Path
 from typing import Any
 
 import pytest
 
 from chatapp import llm
 from chatapp.errors import Busy, Draining, EngineUnavailable, Invalid, WindowFull
-from inference.errors import EngineStopped, PromptTooLong, QueueFull
+from inference.errors import EngineStopped, InferenceError, PromptTooLong, QueueFull
 from inference.types import FinishedEvent, FinishReason, ProgressEvent, SamplingParams, TokenEvent
 from tests.chatapp.fake_worker import FakeWorker
 
@@ -33,6 +35,21 @@ def places(settings: Any) -> None:
 async def ask(ticket: llm.Ticket, request_id: str = "r", **changes: Any) -> list[llm.Event]:
     values: dict[str, Any] = {"prompt": llm.build_prompt(HELLO), "sampling": SamplingParams(), "is_head_public": False}
     return [event async for event in llm.generate(ticket=ticket, request_id=request_id, **(values | changes))]
+
+
+# --- loading ----------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.model
+def test_a_pool_that_does_not_fit_names_its_bytes_and_what_to_lower(model_path: Path, settings: Any) -> None:
+    settings.RECOLLECT_MODEL, settings.RECOLLECT_POOL_TOKENS = model_path, 1 << 31
+    limits = resource.getrlimit(resource.RLIMIT_AS)
+    resource.setrlimit(resource.RLIMIT_AS, (1 << 40, limits[1]))  # whatever this machine promises
+    try:
+        with pytest.raises(InferenceError, match=r"needs \d{13,} bytes.*: lower RECOLLECT_POOL_TOKENS$"):
+            llm.load(lambda _share: None)
+    finally:
+        resource.setrlimit(resource.RLIMIT_AS, limits)
 
 
 # --- places -----------------------------------------------------------------------------------------------------------

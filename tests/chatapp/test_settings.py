@@ -158,6 +158,12 @@ def test_cookies_are_bound_to_host_and_tls_only_with_tls(tmp_path: Path) -> None
     ]
 
 
+def test_a_pool_in_which_nothing_fits_is_refused(tmp_path: Path) -> None:
+    done = _run(["-c", "from chatapp import settings"], tmp_path, RECOLLECT_POOL_TOKENS="2")
+    assert done.returncode == 1
+    assert "RECOLLECT_POOL_TOKENS is '2'; legal are whole numbers from 256 to 2147483648" in done.stderr
+
+
 # --- database ---------------------------------------------------------------------------------------------------------
 
 

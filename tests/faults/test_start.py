@@ -7,6 +7,8 @@ import subprocess
 from collections.abc import Callable
 from pathlib import Path
 
+import pytest
+
 from tests.faults.browser import Socket, send_frame
 from tests.faults.conftest import ServerProcess
 
@@ -36,6 +38,16 @@ def test_a_port_in_use_is_named(data: Path, manage: Manage) -> None:
         done = manage("serve", "--port", str(port))
     assert done.returncode == 1
     assert f"127.0.0.1:{port}: Address already in use" in done.stderr
+    assert "Traceback" not in done.stderr
+
+
+@pytest.mark.parametrize("host", ["nowhere.invalid", "192.0.2.1"])
+def test_an_address_that_is_not_of_this_machine_is_explained(data: Path, manage: Manage, host: str) -> None:
+    done = manage("serve", "--port", "0", RECOLLECT_HOST=host)
+    assert done.returncode == 1
+    assert f"Cannot listen on {host}:0" in done.stderr
+    assert "RECOLLECT_HOST must be an address of this machine" in done.stderr
+    assert "Another program" not in done.stderr
     assert "Traceback" not in done.stderr
 
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
+from inference.errors import PoolTooLarge
 from inference.kernels.kv_storage import KVStorage
 
 
@@ -38,3 +39,12 @@ def test_more_rows_than_a_block_holds_are_refused() -> None:
 def test_sizes_add_up() -> None:
     kv = KVStorage(num_layers=30, num_kv_heads=3, head_dim=64, num_blocks=10, block_size=16)
     assert kv.nbytes == kv.bytes_per_token * 160 == 30 * 3 * 64 * 2 * 4 * 160
+
+
+@pytest.mark.parametrize("num_blocks", [1 << 34, 1 << 60])
+def test_a_pool_without_room_says_how_many_bytes_it_needs(num_blocks: int) -> None:
+    with pytest.raises(PoolTooLarge) as caught:
+        KVStorage(num_layers=32, num_kv_heads=8, head_dim=128, num_blocks=num_blocks, block_size=16)
+    num_bytes = 2 * 32 * 8 * 128 * 16 * num_blocks * 4
+    assert (caught.value.num_tokens, caught.value.num_bytes) == (16 * num_blocks, num_bytes)
+    assert f"{num_bytes} bytes" in str(caught.value)

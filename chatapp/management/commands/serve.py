@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import errno
 import logging
+import socket
 import sys
 from argparse import ArgumentParser
 from typing import Any
@@ -67,10 +69,7 @@ class Command(BaseCommand):
         try:
             server.run(on_listening)
         except CannotListenError as error:
-            raise CommandError(
-                f"Cannot listen on {host}:{port}: {error.socketError.strerror}. "
-                "Another program may use that port: choose one with --port or RECOLLECT_PORT."
-            ) from error
+            raise CommandError(_why_deaf(host, port, error.socketError)) from error
         logger.info("stopped")
 
     def start_engine(self) -> None:
@@ -101,3 +100,14 @@ def _address(host: str, port: int) -> str:
     """Where a browser on this machine finds the server; its name elsewhere, and a proxy's, only the operator knows."""
     name = {"0.0.0.0": "127.0.0.1", "::": "[::1]"}.get(host, f"[{host}]" if ":" in host else host)  # noqa: S104
     return f"http://{name}:{port}{settings.RECOLLECT_ROOT_PATH}"
+
+
+def _why_deaf(host: str, port: int, error: OSError) -> str:
+    """What to do about an address that cannot be listened on."""
+    advice = {
+        errno.EADDRINUSE: "Another program uses that port: choose one with --port or RECOLLECT_PORT.",
+        errno.EACCES: "This user may not have that port: choose one from 1024 on with --port or RECOLLECT_PORT.",
+    }.get(error.errno or 0, "")
+    if isinstance(error, socket.gaierror) or error.errno == errno.EADDRNOTAVAIL:
+        advice = "RECOLLECT_HOST must be an address of this machine, a name that leads to one, or 0.0.0.0 for all."
+    return f"Cannot listen on {host}:{port}: {error.strerror}. {advice}".rstrip()
