@@ -16,8 +16,8 @@ Shapes = dict[str, tuple[int, ...]]
 class Architecture:
     """How the tensors of a family differ from Llama's.
 
-    stored_prefix stands in directories where our names begin with "model."; tensors under skipped_prefix belong to
-    parts that we do not run. is_interleaved: in GGUF files the rows of q and k stand as llama.cpp's rotation of
+    stored_prefix stands in directories where our names begin with "model."; tensors under skipped_prefixes belong
+    to parts that we do not run. is_interleaved: in GGUF files the rows of q and k stand as llama.cpp's rotation of
     neighbours wants them. gguf_norm_offset: what the converter has added to norm weights.
     """
 
@@ -26,12 +26,18 @@ class Architecture:
     has_fused_projections: bool = False  # q, k and v in one matrix; gate and up in another
     has_sandwich_norms: bool = False  # norms after attention and after the feed-forward part too
     stored_prefix: str = "model."
-    skipped_prefix: str = ""
+    skipped_prefixes: tuple[str, ...] = ()
     is_interleaved: bool = False
     gguf_norm_offset: float = 0.0
 
 
 ARCHITECTURES = {
+    "gemma3": Architecture(
+        has_qk_norm=True,
+        has_sandwich_norms=True,
+        stored_prefix="language_model.model.",
+        skipped_prefixes=("multi_modal_projector.", "vision_tower."),
+    ),
     "gemma3_text": Architecture(has_qk_norm=True, has_sandwich_norms=True, gguf_norm_offset=1.0),
     "llama": Architecture(is_interleaved=True),
     "mistral": Architecture(),
@@ -39,7 +45,9 @@ ARCHITECTURES = {
     "qwen2": Architecture(has_qkv_bias=True),
     "qwen3": Architecture(has_qk_norm=True),
     "qwen3_moe": Architecture(has_qk_norm=True),
-    "qwen3_vl": Architecture(has_qk_norm=True, stored_prefix="model.language_model.", skipped_prefix="model.visual."),
+    "qwen3_vl": Architecture(
+        has_qk_norm=True, stored_prefix="model.language_model.", skipped_prefixes=("model.visual.",)
+    ),
     "smollm3": Architecture(is_interleaved=True),
 }
 KNOWN_ARCHITECTURES = tuple(ARCHITECTURES)

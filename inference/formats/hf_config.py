@@ -27,13 +27,16 @@ DEFAULTS: dict[str, dict[str, Any]] = {
         "sliding_window_pattern": 6,
         "tie_word_embeddings": True,
     },
+    "gemma3": {"num_attention_heads": 8, "num_key_value_heads": 4, "vocab_size": 262_208},
     "qwen3": {"head_dim": 128},
     "qwen3_vl": {"head_dim": 128, "rope_theta": 500_000.0},
     "smollm3": {"rope_theta": 2_000_000.0, "no_rope_layer_interval": 4, "tie_word_embeddings": True},
 }
-ALWAYS_SLIDING = ("gemma3_text", "mistral", "phi3")  # use the window whenever there is one
+DEFAULTS["gemma3"] |= DEFAULTS["gemma3_text"]
+ALWAYS_SLIDING = ("gemma3", "gemma3_text", "mistral", "phi3")  # use the window whenever there is one
 SLIDING_IF_SAID = ("qwen2", "qwen3", "qwen3_moe", "smollm3")  # by use_sliding_window
 PARTLY_ROTATED = ("phi3",)
+BESIDE_TEXT = ("tie_word_embeddings", "quantization_config", "bos_token_id", "eos_token_id")  # of text_config
 ROPE_NUMBERS = (
     "factor",
     "attention_factor",
@@ -101,7 +104,8 @@ def _text_side(path: Path, raw: dict[str, Any]) -> dict[str, Any]:
     text = raw["text_config"]
     if not isinstance(text, dict):
         raise ModelFileError(path, "not a JSON object", field="text_config")
-    return text | {key: raw[key] for key in ("tie_word_embeddings", "quantization_config") if key in raw}
+    beside = {key: raw[key] for key in BESIDE_TEXT if raw.get(key) is not None}
+    return {key: value for key, value in text.items() if value is not None} | beside
 
 
 def _refuse_unsupported(path: Path, raw: dict[str, Any]) -> None:
@@ -211,7 +215,7 @@ def _kinds(path: Path, raw: dict[str, Any], model_type: str, num_layers: int) ->
         if not isinstance(stated, list) or not all(isinstance(kind, str) for kind in stated):
             raise ModelFileError(path, "a list of strings is expected", field="layer_types")
         return tuple(stated)
-    if model_type == "gemma3_text":
+    if model_type in ("gemma3", "gemma3_text"):
         period = max(1, _integer(path, raw, "sliding_window_pattern"))
         is_sliding = [(layer + 1) % period != 0 for layer in range(num_layers)]
     elif model_type in ("qwen2", "qwen3"):

@@ -62,10 +62,11 @@ class SafetensorsDir(ModelFile):
         ignored |= scale_names(
             self.path, {name: at for name, (_, at) in self._tensors.items()}, self._block_size
         ).keys()
-        skipped_prefix = ARCHITECTURES[self.architecture].skipped_prefix
-        skipped = {name for name in self._tensors if skipped_prefix and name.startswith(skipped_prefix)}
+        prefixes = ARCHITECTURES[self.architecture].skipped_prefixes
+        skipped = {name for name in self._tensors if name.startswith(prefixes)}
         if skipped:
-            logger.info("%s: %d tensors %s* are left out, text only", self.name, len(skipped), skipped_prefix)
+            names = ", ".join(f"{prefix}*" for prefix in prefixes)
+            logger.info("%s: %d tensors %s are left out, text only", self.name, len(skipped), names)
         expected = {stored_name(self.config, name): shape for name, shape in self._shapes.items()}
         found = {name: at.shape for name, (_, at) in self._tensors.items()}
         check_shapes(self.path, expected, found, ignored | skipped)

@@ -1,6 +1,7 @@
-"""Gemma 3, text: norms of 1 + weight, also on what is added to the residual stream; scaled embeddings; GELU.
+"""Gemma 3, and the text side of those that also see images.
 
-Most layers see a window, with rotary frequencies of their own; see the config.
+Norms of 1 + weight, also on what is added to the residual stream; scaled embeddings; GELU. Most layers see a window,
+with rotary frequencies of their own; see the config.
 """
 
 from __future__ import annotations

@@ -21,6 +21,7 @@ from inference.model.smollm3 import SmolLM3Model
 ProgressFn = Callable[[float], None]  # called with 0.0 .. 1.0
 
 _ARCHITECTURES: dict[str, type[DecoderModel]] = {
+    "gemma3": Gemma3TextModel,  # its text side
     "gemma3_text": Gemma3TextModel,
     "llama": LlamaModel,
     "mistral": MistralModel,

@@ -179,6 +179,28 @@ FIXTURES = {
             },
         ),
     ),
+    "gemma3": Fixture(
+        "Gemma3",
+        {
+            "text_config": base(
+                head_dim=8,
+                sliding_window=31,
+                layer_types=["full_attention", "sliding_attention"],
+                query_pre_attn_scalar=5,
+            ),
+            "vision_config": {
+                "model_type": "siglip_vision_model",
+                "hidden_size": 8,
+                "intermediate_size": 8,
+                "num_hidden_layers": 1,
+                "num_attention_heads": 2,
+                "image_size": 4,
+                "patch_size": 2,
+            },
+            "mm_tokens_per_image": 1,
+            "image_token_index": 1,
+        },
+    ),
     "smollm3": Fixture("SmolLM3", base(num_hidden_layers=3, no_rope_layers=[1, 0, 1])),
     "phi3": Fixture("Phi3", base(sliding_window=61, tie_word_embeddings=False)),
     "phi3-longrope": Fixture(
@@ -201,8 +223,9 @@ FIXTURES = {
 
 def build(fixture: Fixture, seed: int) -> Any:
     """A model whose weights have been drawn anew, rounded to float16 and put back into float32."""
-    config_class = {"Gemma3": "Gemma3TextConfig"}.get(fixture.family, f"{fixture.family}Config")
-    model_class = {"Qwen3VL": "Qwen3VLForConditionalGeneration"}.get(fixture.family, f"{fixture.family}ForCausalLM")
+    has_images = "vision_config" in fixture.config
+    config_class = "Gemma3TextConfig" if fixture.family == "Gemma3" and not has_images else f"{fixture.family}Config"
+    model_class = f"{fixture.family}For{'ConditionalGeneration' if has_images else 'CausalLM'}"
     config = getattr(transformers, config_class)(**fixture.config)
     model = getattr(transformers, model_class)._from_config(config, attn_implementation="eager").float().eval()
     generator = torch.Generator().manual_seed(seed)

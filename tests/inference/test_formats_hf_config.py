@@ -103,6 +103,17 @@ def test_families_fill_in_what_they_leave_out() -> None:
     assert config("llama").head_dim == 16
 
 
+def test_gemma_with_images_states_only_what_its_text_side_has_of_its_own() -> None:
+    text = {"model_type": "gemma3_text", "hidden_size": 2560, "intermediate_size": 10_240, "num_hidden_layers": 34}
+    text |= {"sliding_window": 1024, "rope_scaling": {"rope_type": "linear", "factor": 8.0}}
+    found = read_config(PATH, {"model_type": "gemma3", "eos_token_id": [1, 106], "text_config": text}, {})
+    assert (found.num_attention_heads, found.num_key_value_heads, found.head_dim) == (8, 4, 256)
+    assert (found.vocab_size, found.eos_token_ids, found.tie_word_embeddings) == (262_208, (1, 106), True)
+    assert found.layer_types == kinds("sssssf" * 5 + "ssss")
+    assert (found.rope_theta, found.rope_local_base_freq) == (1e6, 1e4)
+    assert found.rope_scaling == RopeScaling("linear", 8.0, 131_072)
+
+
 def test_yarn_states_the_positions_after_the_stretch() -> None:
     yarn = {"rope_type": "yarn", "factor": 4.0, "original_max_position_embeddings": 4096}
     found = config("qwen2", rope_scaling=yarn)
@@ -170,5 +181,7 @@ def test_a_value_of_another_type_anywhere_is_refused_or_harmless(path: Path) -> 
 
 
 def test_an_unknown_family_is_answered_with_the_known_ones() -> None:
-    with pytest.raises(UnsupportedModelError, match=r"'mamba'.*known: gemma3_text, llama, mistral, phi3, qwen2"):
+    with pytest.raises(
+        UnsupportedModelError, match=r"'mamba'.*known: gemma3, gemma3_text, llama, mistral, phi3, qwen2"
+    ):
         config("mamba")

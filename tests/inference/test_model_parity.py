@@ -67,6 +67,7 @@ def test_greedy_tokens_are_those_of_the_reference(path: Path, index: int) -> Non
         ("qwen2", {"layer_types": ("sliding_attention",) * 2}),
         ("qwen3_moe", {"norm_topk_prob": False}),
         ("qwen3_moe", {"num_experts_per_tok": 2}),
+        ("gemma3", {"layer_types": ("full_attention",) * 2}),
         ("gemma3_text", {"layer_types": ("full_attention",) * 3}),
         ("gemma3_text", {"rope_local_base_freq": 0.0}),
         ("gemma3_text", {"rope_scaling": None}),
