@@ -11,7 +11,7 @@ import datetime
 from collections import Counter
 from collections.abc import AsyncGenerator, Sequence
 from contextlib import suppress
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field, fields, replace
 from enum import StrEnum
 from types import TracebackType
 from typing import Any, Self
@@ -273,10 +273,16 @@ def decode(ids: Sequence[int]) -> str:
 
 def sampling_params(values: dict[str, Any]) -> SamplingParams:
     """Stored sampling values, checked. Raises Invalid naming what is unknown or out of range."""
+    legal = [known.name for known in fields(SamplingParams)]
+    if unknown := sorted(set(values) - set(legal)):
+        raise Invalid(
+            _("There is no sampling value named %(unknown)s; legal are %(legal)s.")
+            % {"unknown": ", ".join(map(repr, unknown)), "legal": ", ".join(legal)}
+        )
     plain: dict[str, Any] = {name: tuple(value) if isinstance(value, list) else value for name, value in values.items()}
     try:
         return SamplingParams(**plain)
-    except (TypeError, ValueError) as error:
+    except ValueError as error:
         raise Invalid(
             _("The sampling values of this conversation cannot be used: %(error)s") % {"error": error}
         ) from error

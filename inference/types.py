@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 from enum import StrEnum
+from numbers import Integral, Real
 
 import numpy as np
 from numpy.typing import NDArray
@@ -63,10 +64,22 @@ class SamplingParams:
             ("max_tokens", self.max_tokens, 1, 10_000_000),
         )
         for name, value, low, high in ranges:
-            if not low <= value <= high:  # also refuses NaN
-                raise ValueError(f"{name} is {value}, legal are {low} to {high}")
+            kind = Integral if isinstance(low, int) else Real
+            if not _is_number(value, kind) or not low <= value <= high:  # also refuses NaN
+                what = "whole numbers from " if kind is Integral else ""
+                raise ValueError(f"{name} is {value!r}, legal are {what}{low} to {high}")
+        if self.seed is not None and not _is_number(self.seed, Integral):
+            raise ValueError(f"seed is {self.seed!r}, legal are whole numbers")
+        stop: object = self.stop
+        if not isinstance(stop, tuple) or not all(isinstance(text, str) for text in stop):
+            raise ValueError(f"stop is {self.stop!r}, legal is a list of texts")
         if any(not text for text in self.stop):
             raise ValueError("stop holds an empty string")
+
+
+def _is_number(value: object, kind: type[Integral | Real]) -> bool:
+    """True and False are none here, whatever Python says."""
+    return isinstance(value, kind) and not isinstance(value, bool)
 
 
 @dataclass(frozen=True, slots=True)

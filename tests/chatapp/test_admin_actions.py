@@ -123,7 +123,7 @@ def test_saving_a_conversation_changes_title_and_pin_and_nothing_that_a_turn_wro
     ("sampling", "problem"),
     [
         ('{"temperature": 99}', "temperature is 99"),
-        ('{"heat": 1}', "heat"),
+        ('{"heat": 1}', "no sampling value named &#x27;heat&#x27;; legal are temperature, top_k"),
         ("[1]", "must be an object"),
         ('{"temperature": "x"}', "cannot be used"),
     ],

@@ -202,9 +202,27 @@ def test_purge_without_an_engine_is_nothing() -> None:
 
 def test_stored_sampling_values_are_checked() -> None:
     assert llm.sampling_params({"temperature": 0, "stop": ["\n"]}) == SamplingParams(temperature=0, stop=("\n",))
-    for wrong in ({"temperature": -1}, {"heat": 3}, {"top_k": "many"}):
-        with pytest.raises(Invalid):
-            llm.sampling_params(wrong)
+
+
+@pytest.mark.parametrize(
+    ("wrong", "said"),
+    [
+        ({"temperature": -1}, "temperature is -1, legal are 0.0 to 5.0"),
+        ({"temperature": "x"}, "temperature is 'x', legal are 0.0 to 5.0"),
+        ({"temperature": None}, "temperature is None, legal are 0.0 to 5.0"),
+        ({"top_k": 1.5}, "top_k is 1.5, legal are whole numbers from 0 to 1000000"),
+        ({"max_tokens": True}, "max_tokens is True, legal are whole numbers from 1"),
+        ({"seed": "a"}, "seed is 'a', legal are whole numbers"),
+        ({"stop": "END"}, "stop is 'END', legal is a list of texts"),
+        ({"stop": [3]}, "stop is (3,), legal is a list of texts"),
+        ({"heat": 3, "top_k": 1}, "no sampling value named 'heat'; legal are temperature, top_k, top_p"),
+    ],
+)
+def test_a_wrong_sampling_value_is_named_with_what_is_legal(wrong: dict[str, Any], said: str) -> None:
+    with pytest.raises(Invalid) as caught:
+        llm.sampling_params(wrong)
+    assert said in caught.value.message
+    assert "__init__" not in caught.value.message
 
 
 def test_a_begun_reply_lies_behind_the_prompt() -> None:
