@@ -24,6 +24,7 @@ class TokenizerSpec:
     tokens             text of token i; token_types its kind (TokenType), scores its SentencePiece score
     merges             "left right", in order of rank
     has_space_prefix   SentencePiece: text is encoded as if a space stood before it
+    strips_right       control tokens swallow the white space behind them, but for those that begin a text
     named_tokens       "bos_token", "eos_token", "pad_token", "unk_token" -> text, as chat templates name them
     """
 
@@ -37,6 +38,7 @@ class TokenizerSpec:
     scores: tuple[float, ...] = ()
     merges: tuple[str, ...] = ()
     has_space_prefix: bool = False
+    strips_right: bool = False
     named_tokens: Mapping[str, str] = field(default_factory=dict)
     eos_token_ids: tuple[int, ...] = ()
 

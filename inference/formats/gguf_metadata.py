@@ -92,6 +92,8 @@ def read_tokenizer_spec(metadata: Metadata) -> TokenizerSpec:
         scores=scores,
         merges=() if is_sentencepiece else metadata.array("tokenizer.ggml.merges", str),
         has_space_prefix=metadata.get("tokenizer.ggml.add_space_prefix", bool, is_sentencepiece),
+        # No key says so. Phi-3's tokenizer.json does; its later kin with a byte-level vocabulary does not.
+        strips_right=is_sentencepiece and metadata.get("general.architecture", str) == "phi3",
         named_tokens=named,
         eos_token_ids=tuple(dict.fromkeys(token_id for token_id in ends if token_id is not None)),
     )

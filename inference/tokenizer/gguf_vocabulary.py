@@ -14,6 +14,7 @@ from inference.formats.gguf_metadata import TokenType
 from inference.tokenizer.pre_tokenizers import PRE_TOKENIZERS
 
 SPACE_MARK = "\u2581"  # SentencePiece's visible space
+BEGINNINGS = ("<s>", "<|endoftext|>")  # behind which Phi-3 keeps white space
 GGUF_KINDS = ("gpt2", "llama")
 
 
@@ -101,6 +102,7 @@ def _added(spec: TokenizerSpec, *, is_normalised: bool) -> list[dict[str, Any]]:
             "content": token,
             "special": kind == TokenType.CONTROL,
             "normalized": is_normalised and kind == TokenType.USER_DEFINED,
+            "rstrip": spec.strips_right and token not in BEGINNINGS,
         }
         for token_id, (token, kind) in enumerate(zip(spec.tokens, spec.token_types, strict=True))
         if kind in kinds and token

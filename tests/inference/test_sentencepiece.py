@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from dataclasses import replace
 from itertools import pairwise
 from pathlib import Path
 from typing import Any
@@ -12,8 +13,13 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from inference.formats.base import TokenizerSpec
-from inference.formats.gguf_metadata import TokenType
+from inference.formats.gguf_header import read_header
+from inference.formats.gguf_metadata import Metadata, TokenType, read_tokenizer_spec
+from inference.formats.mapping import map_file
+from inference.tokenizer.chat_template import ChatTemplate
 from inference.tokenizer.tokenizer import Tokenizer
+from inference.types import ChatMessage
+from tests.inference import tiny_models as tiny
 
 DATA = Path(__file__).parent.parent / "data" / "sentencepiece"
 FIXTURES: dict[str, dict[str, Any]] = {path.stem: json.loads(path.read_text()) for path in sorted(DATA.glob("*.json"))}
@@ -94,6 +100,30 @@ def test_whatever_the_vocabulary_the_best_score_is_joined_first(words: list[str]
     ranked = dict(zip(tokens[259:], scores[259:], strict=True))
     for text in texts:
         assert [tokens[i] for i in tokenizer.encode(text)] == by_score(text, ranked)
+
+
+def test_markers_of_phi_3_swallow_the_white_space_behind_them() -> None:
+    source = "{{ '<s>' }}{% for m in messages %}<start_of_turn>\n{{ m.content }}<end_of_turn>\n\n{% endfor %}"
+    plain, stripping = (
+        ChatTemplate(Tokenizer(replace(spec_of(FIXTURES["gemma"]), strips_right=strips)), source)
+        for strips in (False, True)
+    )
+    messages = [ChatMessage("user", "  hello")]
+    tokenizer = stripping._tokenizer
+    ids = [tokenizer.special_tokens[text] for text in ("<s>", "<start_of_turn>", "<end_of_turn>")]
+    assert stripping.build(messages).ids.tolist() == [*ids[:2], *tokenizer.encode("hello"), ids[2]]
+    assert tokenizer.decode(plain.build(messages).ids.tolist()).count("\n") == 3
+
+
+def test_only_phi_3_has_such_markers(tmp_path: Path) -> None:
+    for architecture, kind, strips in (("phi3", "llama", True), ("phi3", "gpt2", False), ("llama", "llama", False)):
+        made = tiny.tiny_gguf()
+        made.set("general.architecture", tiny.STRING, architecture)
+        made.set("tokenizer.ggml.model", tiny.STRING, kind)
+        made.set_array("tokenizer.ggml.scores", tiny.F32, [0.0] * len(tiny.TOKENS))
+        path = made.write(tmp_path / "m.gguf")
+        spec = read_tokenizer_spec(Metadata(path, read_header(path, map_file(path)).metadata))
+        assert spec.strips_right is strips
 
 
 def test_html_is_text_and_turns_are_not() -> None:
