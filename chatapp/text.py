@@ -7,6 +7,17 @@ import unicodedata
 _UNSTORABLE = {0: "\ufffd"} | dict.fromkeys(range(55296, 57344), "�")  # NUL and lone surrogates
 _TITLE_COLUMNS = 60
 _MARKUP = "#>*-_`~|=+ "  # what a line of Markdown may begin with
+# Letters, marks and symbols without ink: Unicode's Default_Ignorable_Code_Point beyond category Cf, and the empty
+# Braille cell. The same set as in static/js/format.js.
+_INKLESS = frozenset(
+    "\u034f\u115f\u1160\u17b4\u17b5\u180b\u180c\u180d\u180f\u2065\u2800\u3164\uffa0"
+    + "".join(map(chr, (*range(0xFE00, 0xFE10), *range(0xFFF0, 0xFFF9), *range(0xE0000, 0xE1000))))
+)
+
+
+def is_blank(text: str) -> bool:
+    """Whether nothing of it would be seen."""
+    return all(c.isspace() or c in _INKLESS or unicodedata.category(c) in ("Cc", "Cf") for c in text)
 
 
 def is_storable(text: str) -> bool:

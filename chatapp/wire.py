@@ -23,6 +23,7 @@ from typing import Any, ClassVar, Union, get_args, get_origin, get_type_hints
 from django.utils.translation import gettext as _
 
 from chatapp.errors import Invalid
+from chatapp.text import is_blank
 
 MAX_MESSAGE_CHARS = 100_000
 MAX_FRAME_BYTES = 6 * MAX_MESSAGE_CHARS + 4096  # JSON may write a character as \uXXXX; Daphne gets this limit as well
@@ -345,8 +346,6 @@ def _read_text(name: str, value: Any) -> str:
 
 def checked_text(value: str) -> str:
     """A message as it may be stored. Raises Invalid."""
-    if not value.strip():
-        raise Invalid(_("The message is empty."))
     if len(value) > MAX_MESSAGE_CHARS:
         raise Invalid(
             _("The message has %(num)s characters, at most %(max)s are allowed.")
@@ -356,6 +355,8 @@ def checked_text(value: str) -> str:
         )
     if "\0" in value or _SURROGATE.search(value):
         raise Invalid(_("The message holds a character that cannot be stored (NUL or half a surrogate pair)."))
+    if is_blank(value):
+        raise Invalid(_("The message is empty."))
     return value
 
 

@@ -13,7 +13,7 @@ from chatapp import llm, selectors
 from chatapp.errors import Invalid
 from chatapp.models import OPEN_STATUSES, Conversation, MessageStatus, TitleSource, User
 from chatapp.storage import translated
-from chatapp.text import one_line
+from chatapp.text import is_blank, one_line
 
 _MAX_TITLE_CHARS = 200  # of the column
 
@@ -22,7 +22,7 @@ _MAX_TITLE_CHARS = 200  # of the column
 def conversation_rename(*, user: User, conversation_id: UUID, title: str) -> Conversation:
     """A title by a person, which nothing replaces. Raises NotFound, Invalid (empty, too long)."""
     title = one_line(title)
-    if not title:
+    if is_blank(title):
         raise Invalid(_("The title is empty."))
     if len(title) > _MAX_TITLE_CHARS:
         raise Invalid(

@@ -1,6 +1,6 @@
 /* The field a message is written in. It is never switched off: what is written during a reply waits for its end. */
 
-import { countChars, number } from "./format.js";
+import { countChars, isBlank, number } from "./format.js";
 import { fill, gettext } from "./i18n.js";
 import { isSendKey } from "./keys.js";
 
@@ -72,7 +72,7 @@ export class Composer {
 
   #send() {
     const text = this.field.value;
-    if (!text.trim() || this.#excess() > 0) return;
+    if (isBlank(text) || this.#excess() > 0) return;
     if (!this.handlers.onSend(text)) return;
     this.field.value = "";
     this.#save();
@@ -107,7 +107,7 @@ export class Composer {
   }
 
   #draw() {
-    const isEmpty = !this.field.value.trim();
+    const isEmpty = isBlank(this.field.value);
     const excess = this.#excess();
     this.stopButton.hidden = !(this.isRunning && isEmpty);
     this.sendButton.hidden = !this.stopButton.hidden;

@@ -1,6 +1,6 @@
 /* Editing a message where it stands. Sending makes a new version beside the old one. */
 
-import { countChars } from "./format.js";
+import { countChars, isBlank } from "./format.js";
 import { isComposing, isSendKey } from "./keys.js";
 
 /** Open the editor in `article`. `send(text)` says whether the text was taken. */
@@ -23,7 +23,7 @@ export function edit(article, text, maxChars, send) {
   };
   const check = () => {
     const isTooLong = field.value.length > maxChars && countChars(field.value) > maxChars;
-    submit.disabled = !field.value.trim() || isTooLong;
+    submit.disabled = isBlank(field.value) || isTooLong;
     field.setAttribute("aria-invalid", String(isTooLong));
   };
   form.addEventListener("submit", (event) => {

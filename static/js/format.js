@@ -79,6 +79,9 @@ export function lengthText(text) {
   return fill(ngettext("%(n)s word", "%(n)s words", count), { n: number(count) });
 }
 
+/** Whether nothing of it would be seen: the server takes no such message. */
+export const isBlank = (text) => /^[\s\p{Cc}\p{Cf}\p{Default_Ignorable_Code_Point}\u2800]*$/u.test(text);
+
 /** Characters as the server counts them: code points, not UTF-16 units. */
 export function countChars(text) {
   let count = text.length;

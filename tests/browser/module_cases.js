@@ -93,12 +93,14 @@
             shortcut(key({ key: 'Escape' })) === 'escape', shortcut(key({ key: 'Escape', isComposing: true })) === '',
         ].flatMap((isRight, index) => (isRight ? [] : [index]));
     },
-    format: ({ countChars, lengthText, seconds, stageText }) => [
+    format: ({ countChars, isBlank, lengthText, seconds, stageText }) => [
         countChars('aé二🙂') === 4, countChars('\ud83d') === 1, lengthText('one two  three') === '3 words',
         lengthText('二分查找') === '4 characters', seconds(206) === '0.21 s'.replace(' ', seconds(206)[4]),
         stageText({ stage: 'queued', position: 2 }) === 'Queued, #2',
         stageText({ stage: 'reading', done: 412, total: 1080 }) === 'Reading 38 % (412 of 1,080 tokens)',
         stageText({ stage: 'writing' }) === 'Writing',
+        isBlank(' \n\u200b\ufeff\u2060\u3164\u2800\ufe0f\u{e0041}') && isBlank(''),
+        !isBlank('\u200b.') && !isBlank('\u{1f469}\u200d\u{1f4bb}'),
         stageText({ stage: 'storing', problem: 'The disk is full.' }) === 'The disk is full.',
     ].flatMap((isRight, index) => (isRight ? [] : [index])),
 })

@@ -13,6 +13,7 @@ from hypothesis import strategies as st
 from chatapp.errors import Conflict, Invalid, NotFound
 from chatapp.models import Conversation, Generation, Message, MessageStatus, Preset, Role, TitleSource, User
 from chatapp.services import turns
+from chatapp.text import is_blank
 from chatapp.wire import MAX_MESSAGE_CHARS
 from tests.chatapp.rows import NUMBERS, close, long_conversation, send, turn
 
@@ -45,7 +46,7 @@ def test_next_send_goes_below_the_reply(alice: User) -> None:
     assert Conversation.objects.get().active_leaf == second.assistant_message
 
 
-@pytest.mark.parametrize("text", ["", " ", "\n\t\u3000"])
+@pytest.mark.parametrize("text", ["", " ", "\n\t\u3000", "\u200b\ufeff\u2060"])
 def test_empty_text_is_refused(alice: User, text: str) -> None:
     with pytest.raises(Invalid, match="empty"):
         send(alice, text)
@@ -76,7 +77,7 @@ def test_any_text_is_refused_or_stored_exactly(alice: User, text: str) -> None:
     try:
         rows = send(alice, text)
     except Invalid:
-        assert not text.strip() or "\x00" in text
+        assert is_blank(text) or "\x00" in text
     else:
         assert Message.objects.get(id=rows.user_message.id).text == text
 

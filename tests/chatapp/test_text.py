@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from chatapp.text import first_words, is_storable, one_line, storable
+from chatapp.text import first_words, is_blank, is_storable, one_line, storable
 
 ANY_TEXT = st.text(alphabet=st.characters(), max_size=300)  # surrogates included
 
@@ -20,6 +20,18 @@ def test_storable_text_has_utf8_and_no_nul(text: str) -> None:
     assert kept.encode("utf-8").decode("utf-8") == kept
     assert is_storable(kept)
     assert len(kept) == len(text)
+
+
+@pytest.mark.parametrize(
+    "text", ["", " \n", "\u200b", "\ufeff\u2060", "\u200d\ufe0f", "\u3164", "\u2800 \u00ad", "\U000e0041", "\x01\u202e"]
+)
+def test_invisible_characters_alone_are_blank(text: str) -> None:
+    assert is_blank(text)
+
+
+@given(ANY_TEXT, st.sampled_from(".a中\u0301👩"))
+def test_what_has_ink_is_not_blank(text: str, ink: str) -> None:
+    assert not is_blank(text + ink)
 
 
 @given(ANY_TEXT)
