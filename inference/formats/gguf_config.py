@@ -84,6 +84,8 @@ def _refuse_unsupported(metadata: Metadata, architecture: str) -> None:
         "rope.scale_linear": (1.0,),
         "rope.scaling.yarn_attn_factor": (1.0,),
         "rope.scaling.yarn_ext_factor": (-1.0, 1.0),
+        "rope.scaling.yarn_log_multiplier": (0.0,),
+        "rope.scaling.alpha": (0.0,),
         "attention.clamp_kqv": (0.0,),
         "attention.max_alibi_bias": (0.0,),
         "attention.causal": (True,),
@@ -102,6 +104,8 @@ def _refuse_unsupported(metadata: Metadata, architecture: str) -> None:
     }
     if architecture != "qwen3moe":
         neutral |= {"expert_count": (0,)}
+    if architecture != "phi3":
+        neutral |= {"rope.scaling.attn_factor": (1.0,)}
     if architecture not in ("gemma3", "phi3"):
         neutral |= {"attention.sliding_window": (0,)}
     for rest, values in neutral.items():
@@ -164,6 +168,8 @@ def _scaling(
             short_factor=frequencies or factors.get("rope_factors_short.weight", ()),
             long_factor=frequencies or factors.get("rope_factors_long.weight", ()),
         )
+    if kind == "longrope":
+        raise ModelFileError(metadata.path, "longrope without its factors", field="rope_factors_long.weight")
     if not is_stretched:
         return None
     numbers = {

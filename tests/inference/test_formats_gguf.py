@@ -132,6 +132,8 @@ def test_a_missing_or_misshapen_tensor_is_named_when_the_file_is_opened(tmp_path
         ("llama.rope.scaling.type", STRING, "proportional"),
         ("llama.rope.scaling.factor", F32, 4.0),
         ("llama.rope.scaling.yarn_ext_factor", F32, 0.5),
+        ("llama.rope.scaling.attn_factor", F32, 1.2),
+        ("llama.rope.scaling.alpha", F32, 1000.0),
         ("llama.final_logit_softcapping", F32, 30.0),
         ("llama.rope.scale_linear", F32, 0.5),
         ("llama.expert_count", U32, 8),

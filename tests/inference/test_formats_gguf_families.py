@@ -89,6 +89,15 @@ def test_yarn_is_read_with_the_positions_after_the_stretch() -> None:
     assert dataclasses.astuple(found.rope_scaling)[:3] == ("yarn", 4.0, 4096)
 
 
+@pytest.mark.parametrize("missing", ["rope_factors_long.weight", "rope_factors_short.weight", None])
+def test_longrope_without_its_factors_is_refused(missing: str | None) -> None:
+    factors = dict.fromkeys(("rope_factors_long.weight", "rope_factors_short.weight"), (1.0,) * 16)
+    factors = {name: values for name, values in factors.items() if missing and name != missing}
+    source = metadata("phi3", 2, **{"rope.scaling.type": "longrope"})
+    with pytest.raises(ModelFileError, match="factor"):
+        read_config(source, vocab_size=100, has_output=False, eos_token_ids=(), rope_factors=factors)
+
+
 @pytest.mark.parametrize("num_layers", [0, 1 << 40])
 def test_an_absurd_number_of_layers_is_refused_before_anything_is_made_of_it(num_layers: int) -> None:
     for architecture in GGUF_ARCHITECTURES:
