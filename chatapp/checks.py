@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import filecmp
 import os
 import resource
 from collections.abc import Callable, Sequence
@@ -10,6 +11,8 @@ from typing import Any
 
 from django.apps import AppConfig
 from django.conf import settings
+from django.contrib.staticfiles.finders import get_finders
+from django.contrib.staticfiles.storage import ManifestStaticFilesStorage
 from django.core.checks import CheckMessage, Error, Warning
 from django.db import DatabaseError, connection
 from django.db.migrations.executor import MigrationExecutor
@@ -18,6 +21,8 @@ from chatapp.errors import StorageUnavailable
 from chatapp.storage import translated
 
 TAG = "recollect"
+_PROBE = "SELECT 1 FROM chatapp_message LIMIT 1"
+_PROBE_S = 2.0
 _MIN_OPEN_FILES = 4096  # one socket is one file; the usual 1024 is the first wall that a busy server meets
 # WAL needs memory shared between processes and locks that work, and these give neither.
 _NETWORK_FILE_SYSTEMS = (
@@ -37,13 +42,41 @@ def pending_migrations() -> list[str]:
 
 
 def storage_ok() -> bool:
-    """Whether the database answers and has our tables; cheap enough for a health check every second."""
+    """Whether the database answers and has our tables; cheap enough for a health check every second.
+
+    Whoever asks gives up after a few seconds: a pool is given less time than a person's request.
+    """
+    pool = getattr(connection, "pool", None)  # of PostgreSQL; None with SQLite
     try:
-        with translated(), connection.cursor() as cursor:
-            cursor.execute("SELECT 1 FROM chatapp_message LIMIT 1")
+        with translated(), connection.wrap_database_errors:
+            if pool is None:
+                with connection.cursor() as cursor:
+                    cursor.execute(_PROBE)
+            else:
+                pool.open()
+                with pool.connection(timeout=_PROBE_S) as raw:
+                    raw.execute(_PROBE)
     except (StorageUnavailable, DatabaseError):
         return False
     return True
+
+
+def stale_static_files(storage: ManifestStaticFilesStorage) -> list[str]:
+    """Names of static files that were not collected, or are another version than their source. A few ms."""
+    stale = []
+    sources: dict[str, Path] = {}
+    for finder in get_finders():
+        for name, found in finder.list(["CVS", ".*", "*~"]):  # what collectstatic leaves out
+            sources.setdefault(name, Path(found.path(name)))  # the first finder wins, as there
+    for name, source in sources.items():
+        collected = Path(storage.path(name))
+        if (
+            name not in storage.hashed_files
+            or not collected.is_file()
+            or not filecmp.cmp(source, collected, shallow=False)
+        ):
+            stale.append(name)
+    return sorted(stale)
 
 
 def check_data_folder(app_configs: Sequence[AppConfig] | None, **kwargs: Any) -> list[CheckMessage]:

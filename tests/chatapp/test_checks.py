@@ -7,12 +7,15 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from django.contrib.staticfiles import finders
 from django.core.checks import run_checks
-from django.core.management import call_command
+from django.core.management import CommandError, call_command
 from django.db import connection
 from django.db.migrations.recorder import MigrationRecorder
 
 from chatapp import checks
+from chatapp.management.commands.serve import Command as Serve
+from chatapp.static_storage import StaticStorage
 
 
 def _ids() -> list[str | None]:
@@ -119,3 +122,45 @@ def test_database_without_our_tables_is_not_ok() -> None:
     finally:
         call_command("migrate", verbosity=0)
     assert checks.storage_ok()
+
+
+# --- static files -----------------------------------------------------------------------------------------------------
+
+
+@pytest.fixture
+def collected(settings: Any, tmp_path: Path) -> StaticStorage:
+    """Two files of ours, collected."""
+    source = tmp_path / "source"
+    source.mkdir()
+    for name in ("a.css", "b.css"):
+        (source / name).write_text(f"/* {name} */")
+    settings.STATICFILES_DIRS = [source]
+    settings.STATICFILES_FINDERS = ["django.contrib.staticfiles.finders.FileSystemFinder"]
+    settings.STATIC_ROOT = tmp_path / "collected"
+    settings.STORAGES = settings.STORAGES | {"staticfiles": {"BACKEND": "chatapp.static_storage.StaticStorage"}}
+    finders.get_finder.cache_clear()
+    call_command("collectstatic", interactive=False, verbosity=0)
+    return StaticStorage(location=settings.STATIC_ROOT, base_url="/static/")
+
+
+def test_collected_static_files_are_not_stale(collected: StaticStorage) -> None:
+    assert checks.stale_static_files(collected) == []
+
+
+@pytest.mark.parametrize("name", ["b.css", "new.css"])
+def test_static_files_of_another_version_are_stale(collected: StaticStorage, tmp_path: Path, name: str) -> None:
+    (tmp_path / "source" / name).write_text("/* after an update */")
+    assert checks.stale_static_files(collected) == [name]
+
+
+def test_without_a_manifest_all_static_files_are_stale(collected: StaticStorage, tmp_path: Path) -> None:
+    (tmp_path / "collected" / "staticfiles.json").unlink()
+    fresh = StaticStorage(location=tmp_path / "collected", base_url="/static/")
+    assert checks.stale_static_files(fresh) == ["a.css", "b.css"]
+
+
+def test_serve_refuses_stale_static_files_with_the_command(collected: StaticStorage, tmp_path: Path) -> None:
+    (tmp_path / "source" / "b.css").unlink()
+    (tmp_path / "source" / "c.css").write_text("")
+    with pytest.raises(CommandError, match=r"1 are missing or old \(c.css, ...\). Run `python manage.py collectstatic"):
+        Serve()._refuse_stale_static_files()

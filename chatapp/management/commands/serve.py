@@ -11,6 +11,7 @@ from typing import Any
 
 from channels.routing import get_default_application
 from django.conf import settings
+from django.contrib.staticfiles.storage import ManifestStaticFilesStorage, staticfiles_storage
 from django.core.management.base import BaseCommand, CommandError
 
 from chatapp import checks, llm, locks, selectors
@@ -33,6 +34,7 @@ class Command(BaseCommand):
     def handle(self, *args: Any, port: int, **options: Any) -> None:
         try:
             self._refuse_pending_migrations()
+            self._refuse_stale_static_files()
             with (
                 locks.only_server(settings.RECOLLECT_DATA),
                 locks.turns_allowed(settings.RECOLLECT_DATA) as num_recovered,
@@ -51,6 +53,17 @@ class Command(BaseCommand):
             raise CommandError(
                 f"The database is not up to date: {len(pending)} migrations are pending ({pending[0]}, ...). "
                 "Make a backup, then run `python manage.py migrate`."
+            )
+
+    def _refuse_stale_static_files(self) -> None:
+        """With a manifest that lacks a file, every page that names it would answer 500."""
+        if not isinstance(staticfiles_storage, ManifestStaticFilesStorage):  # RECOLLECT_DEBUG serves the sources
+            return
+        stale = checks.stale_static_files(staticfiles_storage)
+        if stale:
+            raise CommandError(
+                f"The static files are not those of this version: {len(stale)} are missing or old ({stale[0]}, ...). "
+                "Run `python manage.py collectstatic --no-input`."
             )
 
     def _serve(self, host: str, port: int) -> None:
