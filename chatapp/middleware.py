@@ -41,6 +41,8 @@ class UserLanguageMiddleware:
         self.get_response = get_response
 
     def __call__(self, request: HttpRequest) -> HttpResponse:
+        if request.path_info.startswith("/healthz/"):  # has no words, and must not wait for a database that is away
+            return self.get_response(request)
         if request.user.is_authenticated and translation.check_for_language(request.user.language):
             translation.activate(request.user.language)
             request.LANGUAGE_CODE = translation.get_language()

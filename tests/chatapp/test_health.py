@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import logging
+from typing import Any
 
 import pytest
 from django.test import Client
 
 from chatapp.logs import NotReadyFilter
+from chatapp.models import User
 
 pytestmark = pytest.mark.django_db
 
@@ -17,6 +19,17 @@ def test_a_server_without_a_model_lives_and_is_not_ready(client: Client) -> None
     answer = client.get("/healthz/ready")
     assert answer.status_code == 503
     assert answer.json() == {"ready": False, "database": "ok", "engine": "off"}
+
+
+def test_readiness_asks_the_database_once_whoever_polls(
+    alice: User, client: Client, django_assert_max_num_queries: Any
+) -> None:
+    """A session would wait for a database that is away, and answer with a page."""
+    client.force_login(alice)
+    with django_assert_max_num_queries(1):
+        assert client.get("/healthz/ready").headers["Content-Type"] == "application/json"
+    with django_assert_max_num_queries(0):
+        assert client.get("/healthz/live").status_code == 200
 
 
 def test_polls_of_the_readiness_check_leave_no_errors_in_the_log(client: Client) -> None:

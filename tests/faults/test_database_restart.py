@@ -108,6 +108,15 @@ async def test_while_it_is_away_sends_are_refused_and_the_reply_is_kept(
     assert postgres.message(message) == ("done", words(200))
 
 
+def test_the_readiness_check_says_so_in_time(server: ServerProcess, postgres: Postgres) -> None:
+    postgres.control("stop", "-m", "immediate")
+    begin = time.monotonic()
+    status, body = server.get("/healthz/ready", Cookie=f"sessionid={server.cookies['ada']}")
+    assert time.monotonic() - begin < 4
+    assert (status, json.loads(body)) == (503, {"ready": False, "database": "unavailable", "engine": "ready"})
+    postgres.start()
+
+
 async def test_after_a_long_outage_it_is_found_again_at_once(server: ServerProcess, postgres: Postgres) -> None:
     cookie = server.cookies["ada"]
     postgres.control("stop", "-m", "immediate")
