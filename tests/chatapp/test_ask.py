@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import io
 import json
+import logging
 import os
 import signal
 import subprocess
@@ -50,6 +51,13 @@ def test_the_reply_goes_to_stdout_and_the_rest_to_stderr() -> None:
     out, err = run_ask("Hello")
     assert out == words(5) + "\n"
     assert err == f"conversation {Conversation.objects.get().id}\n"
+
+
+def test_the_lines_of_a_server_stay_out_of_the_terminal(caplog: pytest.LogCaptureFixture) -> None:
+    caplog.set_level(logging.INFO)
+    run_ask("Hello")
+    assert [record for record in caplog.records if record.name.startswith(("chatapp", "inference"))] == []
+    assert logging.getLogger().level == logging.INFO
 
 
 def test_the_last_line_of_json_has_ids_and_numbers() -> None:

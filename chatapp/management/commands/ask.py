@@ -7,12 +7,13 @@ from __future__ import annotations
 
 import asyncio
 import json
+import logging
 import os
 import signal
 import sys
 from argparse import ArgumentParser
-from collections.abc import AsyncIterator
-from contextlib import asynccontextmanager
+from collections.abc import AsyncIterator, Iterator
+from contextlib import asynccontextmanager, contextmanager
 from typing import Any
 from uuid import UUID, uuid4
 
@@ -54,7 +55,11 @@ class Command(BaseCommand):
                 raise CommandError(f"{len(pending)} migrations are pending: run `python manage.py migrate`.")
             user = _user(options["user"])
             frame = _addressed(user, frame, options["conversation"])
-            with locks.beside_server(settings.RECOLLECT_DATA), locks.turns_allowed(settings.RECOLLECT_DATA):
+            with (
+                locks.beside_server(settings.RECOLLECT_DATA),
+                locks.turns_allowed(settings.RECOLLECT_DATA),
+                _without_lines_of_a_server(),
+            ):
                 turn = asyncio.run(self._ask(user, frame))
             if options["title"]:
                 conversations.conversation_rename(user=user, conversation_id=frame.conversation, title=options["title"])
@@ -135,6 +140,19 @@ def _addressed(user: User, frame: wire.TurnSend, conversation_id: UUID | None) -
     except NotFound as error:
         raise CommandError(f"{user.username} has no conversation {conversation_id}.") from error
     return wire.TurnSend(conversation.id, frame.client_id, frame.text, parent=conversation.active_leaf_id)
+
+
+@contextmanager
+def _without_lines_of_a_server() -> Iterator[None]:
+    """The line that a server logs about each turn would stand in the middle of the reply; --json shows its numbers."""
+    root = logging.getLogger()
+    level = root.level
+    if level == logging.INFO:
+        root.setLevel(logging.WARNING)
+    try:
+        yield
+    finally:
+        root.setLevel(level)
 
 
 @asynccontextmanager
