@@ -16,7 +16,7 @@ import { Follower } from "./scroll.js";
 import { Sidebar } from "./sidebar.js";
 import { Socket } from "./socket.js";
 import { Store } from "./store.js";
-import { Transcript } from "./transcript.js";
+import { Transcript, whyNoEdit } from "./transcript.js";
 
 const SHOW_BANNER_AFTER_MS = 1500;
 
@@ -49,7 +49,11 @@ const socket = new Socket(urls.socket, page.limits.frameBytes, {
 const conversation = new Conversation({
   page, urls, socket, store, requests, transcript, follower, composer, sidebar, model,
   pending: new Pending(byId("outbox")),
-  onEditRefused: (id, text) => openEditor(transcript.get(id), text),
+  onEditRefused: (id, text) => {
+    const article = transcript.get(id);
+    if (article) openEditor(article, text);
+    else composer.takeBack(text); // an older message, which is not on the page now
+  },
 });
 
 placePopovers();
@@ -182,9 +186,13 @@ async function copyMessage(article, button) {
   announce(gettext("Copied"));
 }
 
-/** True when there was a message to edit. */
+/** True when there was a message to edit, or a reason why not was given. */
 function editMessage(article) {
-  if (!article || conversation.isRunning) return false;
+  if (!article) return false;
+  if (conversation.isRunning) {
+    notify(whyNoEdit());
+    return true;
+  }
   attempt(async () => {
     const text = await requests.text(urls.text(conversation.id, article.dataset.message));
     openEditor(article, text);
@@ -193,7 +201,7 @@ function editMessage(article) {
 }
 
 function openEditor(article, text) {
-  if (article) edit(article, text, page.limits.messageChars, (changed) => conversation.edit(article.dataset.message, changed));
+  edit(article, text, page.limits.messageChars, (changed) => conversation.edit(article.dataset.message, changed));
 }
 
 function showStats(button, stats) {

@@ -2,6 +2,7 @@
 
    Every frame is taken by the ids that it carries: nothing about another conversation is ever drawn here. */
 
+import { Edits } from "./edits.js";
 import { announce, alarm, notify } from "./floating.js";
 import { lengthText } from "./format.js";
 import { fill, gettext } from "./i18n.js";
@@ -20,11 +21,11 @@ export class Conversation {
   #newsAt = 0;
   #awaitsSnapshot = false;
   #rereading = null;
-  #edits = new Map(); // by client id, until the server has answered
 
   constructor({ page, urls, socket, store, requests, transcript, pending, follower, composer, sidebar, model, onEditRefused }) {
     Object.assign(this, { onEditRefused, urls, socket, store, requests, transcript, pending, follower, composer, sidebar, model });
     this.entries = store.get("outbox", []);
+    this.edits = new Edits(store);
     this.older = page.older;
     this.isStored = page.conversation !== null;
     this.id = page.conversation ?? outbox.firstNew(this.entries)?.conversation ?? newId();
@@ -86,8 +87,12 @@ export class Conversation {
       notify(gettext("The message is too large to be sent in one piece."));
       return false;
     }
-    if (!this.#ask(frame)) return false;
-    this.#edits.set(frame.client_id, { id, text });
+    if (!this.socket.isOpen) {
+      notify(gettext("There is no connection to the server at the moment."));
+      return false;
+    }
+    this.edits.add(frame);
+    this.#flush();
     return true;
   }
 
@@ -104,6 +109,7 @@ export class Conversation {
       const { html, older } = await this.requests.json(`${this.urls.window(this.id)}?before=${this.transcript.first}`);
       this.follower.keepPlace(() => {
         this.transcript.prepend(html);
+        this.transcript.allowEdits(!this.isRunning);
         this.#setOlder(older);
       });
     } finally {
@@ -121,6 +127,7 @@ export class Conversation {
   opened(isFirst) {
     if (!isFirst) this.model.refresh(); // the server may be another one than before
     this.#keep(outbox.allWaiting(this.entries));
+    this.edits.waitAll();
     if (this.isStored) {
       this.#watch();
       // Answers come in order: a pong without a snapshot before it says that no turn is running there.
@@ -167,7 +174,7 @@ export class Conversation {
   }
 
   #accepted(frame) {
-    this.#edits.delete(frame.client_id);
+    this.edits.remove(frame.client_id);
     const entry = outbox.find(this.entries, frame.client_id);
     if (entry) this.#keep(outbox.remove(this.entries, frame.client_id));
     if (frame.conversation !== this.id) return this.sidebar.touch(frame.conversation);
@@ -223,12 +230,13 @@ export class Conversation {
   async #refused(frame) {
     const entry = outbox.find(this.entries, frame.client_id);
     if (!entry) {
+      const edit = this.edits.find(frame.client_id);
+      if (edit && frame.code !== "conflict" && (await this.#canWait(frame, edit))) return this.edits.wait(edit.client_id);
       notify(frame.message);
-      const edit = this.#edits.get(frame.client_id);
-      this.#edits.delete(frame.client_id);
+      this.edits.remove(frame.client_id);
       if (frame.conversation === this.id && this.isStored) await this.#reread();
-      if (edit) this.onEditRefused(edit.id, edit.text); // what has been written is not lost
-      return;
+      if (edit) this.onEditRefused(edit.message, edit.text); // what has been written is not lost
+      return undefined;
     }
     if (await this.#canWait(frame, entry)) this.#keep(outbox.waiting(this.entries, entry.clientId));
     else {
@@ -236,6 +244,7 @@ export class Conversation {
       alarm(frame.message);
     }
     this.follower.pin();
+    return undefined;
   }
 
   /** Whether a refused send goes out again by itself: when the model is there, the reply has ended, the server is back. */
@@ -256,6 +265,7 @@ export class Conversation {
   #flush() {
     const canSend = this.socket.isOpen && this.model.state.state !== "loading";
     if (!canSend) return this.#drawOutbox();
+    for (const frame of this.edits.take(this.id)) this.socket.send(frame);
     for (const conversation of new Set(this.entries.map((entry) => entry.conversation))) {
       const isRunning = conversation === this.id && this.isRunning;
       const entry = outbox.next(this.entries, conversation, isRunning);
@@ -328,6 +338,7 @@ export class Conversation {
 
   #showRunning() {
     this.composer.setRunning(this.isRunning);
+    this.transcript.allowEdits(!this.isRunning);
     if (this.isStored) this.sidebar.setRunning(this.id, this.isRunning);
   }
 
@@ -391,6 +402,7 @@ export class Conversation {
   /** The conversation has been deleted, here or in another tab. */
   gone() {
     this.#keep(this.entries.filter((entry) => entry.conversation !== this.id));
+    this.edits.removeAll(this.id);
     location.assign(this.urls.home);
   }
 }

@@ -1,6 +1,9 @@
 /* The list of messages on the page: finding, adding, exchanging. Upserts by id, so that nothing is ever shown twice. */
 
+import { gettext } from "./i18n.js";
 import * as message from "./message.js";
+
+export const whyNoEdit = () => gettext("Messages can be edited when the reply has ended.");
 
 export class Transcript {
   constructor(list) {
@@ -65,6 +68,15 @@ export class Transcript {
     const articles = parse(html).filter((article) => this.get(article.dataset.message) === null);
     this.list.prepend(...articles);
     articles.forEach(message.wake);
+  }
+
+  /** While a reply is written nothing can be edited; the buttons say so. */
+  allowEdits(isAllowed) {
+    for (const button of this.list.querySelectorAll('[data-action="edit"]')) {
+      if ((button.getAttribute("aria-disabled") === "true") !== isAllowed) continue;
+      button.setAttribute("aria-disabled", String(!isAllowed));
+      button.title = isAllowed ? button.getAttribute("aria-label") : whyNoEdit();
+    }
   }
 
   clear() {

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 
+import pytest
 from playwright.sync_api import BrowserContext, Page, expect
 
 from tests.browser.screen import (
@@ -189,6 +190,53 @@ def test_an_edit_that_is_refused_stays_in_the_editor(page: Page) -> None:
     editor.press("Enter")
     expect(questions(page).first.locator(".prose")).to_have_text("Tell me a letter.")
     wait_for_end(page)
+
+
+LOSE_EDIT = """(isDelivered) => {
+    const { send } = WebSocket.prototype;
+    WebSocket.prototype.send = function (text) {
+        const isEdit = JSON.parse(text).type === 'turn.edit';
+        if (!isEdit || isDelivered) send.call(this, text);
+        if (!isEdit) return;
+        WebSocket.prototype.send = send;
+        this.close();
+    };
+}"""
+
+
+@pytest.mark.parametrize("fate", ["lost", "answer lost", "page left"])
+def test_an_edit_under_way_outlives_the_line(page: Page, fate: str) -> None:
+    ask(page, "Tell me a number.")
+    page.evaluate(LOSE_EDIT, fate == "answer lost")
+    questions(page).first.hover()
+    questions(page).first.get_by_role("button", name="Edit").click()
+    editor = page.get_by_role("textbox", name="Edit message")
+    editor.fill("Tell me a letter.")
+    editor.press("Enter")
+    if fate == "page left":
+        page.reload()
+    expect(questions(page).first.locator(".prose")).to_have_text("Tell me a letter.")
+    expect(questions(page)).to_have_count(1)
+    wait_for_end(page)
+    expect(questions(page).first.locator(".versions span")).to_have_text("2/2")
+    assert page.evaluate(
+        "Object.keys(localStorage).filter((key) => key.endsWith(':edits')).map((key) => localStorage[key])"
+    ) == ["[]"]
+
+
+def test_edit_says_why_not_while_a_reply_is_written(page: Page) -> None:
+    send(page, LONG)
+    button = questions(page).last.get_by_role("button", name="Edit")
+    expect(button).to_have_attribute("aria-disabled", "true")
+    expect(button).to_have_attribute("title", "Messages can be edited when the reply has ended.")
+    button.dispatch_event("click")
+    expect(page.locator("#notice")).to_have_text("Messages can be edited when the reply has ended.")
+    composer(page).press("Escape")
+    wait_for_end(page)
+    expect(button).to_have_attribute("aria-disabled", "false")
+    expect(button).to_have_attribute("title", "Edit")
+    button.click()
+    expect(page.get_by_role("textbox", name="Edit message")).to_have_value(LONG)
 
 
 def test_what_is_written_during_a_reply_is_sent_after_it(page: Page) -> None:
