@@ -56,7 +56,7 @@ def test_short_prompt_counts_only_if_it_was_slow():
     pace = PrefillPace(512)
     pace.record(20, 0.12, is_beside=False)
     assert pace.num_tokens(is_beside=False) == FIRST_TOKENS
-    pace.record(20, 0.4, is_beside=False)
+    pace.record(20, 0.7, is_beside=False)
     assert pace.num_tokens(is_beside=False) == MIN_TOKENS
 
 
