@@ -7,10 +7,12 @@ from typing import Any
 
 import pytest
 from django.core.cache import cache
+from django.test import Client
 from django.utils import translation
 
 from chatapp import llm
 from chatapp.models import User
+from chatapp.services.accounts import owner_create
 from tests.chatapp.fake_worker import FakeWorker
 
 
@@ -35,6 +37,20 @@ def alice(db: Any) -> User:
 @pytest.fixture
 def bob(db: Any) -> User:
     return User.objects.create_user("bob", password="correct horse battery")
+
+
+@pytest.fixture
+def owner(db: Any) -> User:
+    """Who set the installation up: may use the admin."""
+    return owner_create(username="ada", password="correct horse battery")
+
+
+@pytest.fixture
+def staff(owner: User) -> Client:
+    """The owner's browser."""
+    client = Client()
+    client.force_login(owner)
+    return client
 
 
 @pytest.fixture

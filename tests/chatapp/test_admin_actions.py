@@ -12,22 +12,9 @@ from django.urls import reverse
 
 from chatapp import llm
 from chatapp.models import Conversation, Generation, Message, Preset, TitleSource, User
-from chatapp.services.accounts import owner_create
 from tests.chatapp.rows import send, turn
 
 pytestmark = pytest.mark.django_db
-
-
-@pytest.fixture
-def owner() -> User:
-    return owner_create(username="ada", password="correct horse battery")
-
-
-@pytest.fixture
-def staff(owner: User) -> Client:
-    client = Client()
-    client.force_login(owner)
-    return client
 
 
 @pytest.fixture

@@ -12,7 +12,6 @@ from django.urls import reverse
 
 from chatapp import llm
 from chatapp.models import Conversation, Generation, Message, Preset, User
-from chatapp.services.accounts import owner_create
 from chatapp.services.conversations import conversation_rename
 from tests.chatapp.rows import long_conversation, many_conversations, turn
 
@@ -20,18 +19,6 @@ pytestmark = pytest.mark.django_db
 
 MODELS = (User, Preset, Conversation, Message, Generation)
 XSS = '<img src=x onerror=alert("XSS_POC")>'
-
-
-@pytest.fixture
-def owner() -> User:
-    return owner_create(username="ada", password="correct horse battery")
-
-
-@pytest.fixture
-def staff(owner: User) -> Client:
-    client = Client()
-    client.force_login(owner)
-    return client
 
 
 def _list(model: Any) -> str:

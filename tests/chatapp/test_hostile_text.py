@@ -7,7 +7,6 @@ next message is rendered as if nothing had been.
 from __future__ import annotations
 
 import re
-import threading
 import time
 from collections.abc import Iterator
 from html import unescape
@@ -16,8 +15,8 @@ import pytest
 
 from chatapp.jail import Jail
 from chatapp.markdown import BlockStream, Renderer
+from tests.chatapp.watchdog import going_on
 
-MAX_LAG_S = 1.0  # 30 ms was measured; a text that holds the interpreter does so for many seconds
 BOMB = '```scala\n"' + "\\" * 40
 
 
@@ -73,23 +72,8 @@ def jail() -> Iterator[Jail]:
 
 @pytest.fixture
 def watchdog() -> Iterator[None]:
-    """Fails a test during which a thread that only wants to sleep for 2 ms stood still."""
-    lags: list[float] = [0.0]
-    done = threading.Event()
-
-    def watch() -> None:
-        last = time.monotonic()
-        while not done.wait(0.002):
-            now = time.monotonic()
-            lags.append(now - last)
-            last = now
-
-    thread = threading.Thread(target=watch)
-    thread.start()
-    yield
-    done.set()
-    thread.join()
-    assert max(lags) < MAX_LAG_S
+    with going_on():
+        yield
 
 
 def shown(html: str) -> str:
