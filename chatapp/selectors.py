@@ -13,7 +13,7 @@ from uuid import UUID
 
 from django.contrib.auth.hashers import UNUSABLE_PASSWORD_PREFIX
 from django.db import connection
-from django.db.models import F, Q, QuerySet
+from django.db.models import Q, QuerySet
 from django.utils.translation import gettext as _
 
 from chatapp.errors import Invalid, NotFound
@@ -119,14 +119,6 @@ def message_get(user: User, conversation_id: UUID, message_id: UUID) -> Message:
 
 
 @translated()
-def open_message(user: User, conversation_id: UUID) -> Message | None:
-    """The reply that is being written in a conversation of this person, if one is."""
-    return Message.objects.filter(
-        conversation__owner=user, conversation_id=conversation_id, status__in=OPEN_STATUSES
-    ).first()
-
-
-@translated()
 def conversation_list(
     user: User, *, cursor: str = "", query: str = "", limit: int = 50, is_archived: bool = False
 ) -> ConversationPage:
@@ -147,12 +139,6 @@ def running_ids(user: User, conversation_ids: Collection[UUID]) -> set[UUID]:
         conversation__owner=user, conversation_id__in=conversation_ids, status__in=OPEN_STATUSES
     )
     return set(rows.values_list("conversation_id", flat=True))
-
-
-@translated()
-def preset_list(user: User) -> list[Preset]:
-    """What this person may start a conversation with: the default preset, public ones, own ones."""
-    return list(_presets_of(user).order_by("-is_default", F("owner").asc(nulls_first=True), "name"))
 
 
 @translated()

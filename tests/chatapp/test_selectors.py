@@ -12,7 +12,7 @@ from chatapp.errors import Invalid, NotFound
 from chatapp.models import Conversation, Generation, Message, Preset, User
 from chatapp.services import turns
 from chatapp.services.conversations import branch_select, conversation_pin
-from tests.chatapp.rows import close, long_conversation, many_conversations, send, turn
+from tests.chatapp.rows import close, long_conversation, many_conversations, turn
 
 pytestmark = pytest.mark.django_db
 
@@ -51,14 +51,6 @@ def test_message_is_found_in_its_own_conversation_only(alice: User) -> None:
     here, there = turn(alice), turn(alice)
     with pytest.raises(NotFound):
         selectors.message_get(alice, here.conversation.id, there.assistant_message.id)
-
-
-def test_open_message_is_the_reply_being_written(alice: User, bob: User) -> None:
-    rows = send(alice)
-    assert selectors.open_message(alice, rows.conversation.id) == rows.assistant_message
-    assert selectors.open_message(bob, rows.conversation.id) is None
-    turns.recover_interrupted()
-    assert selectors.open_message(alice, rows.conversation.id) is None
 
 
 # --- the list ---------------------------------------------------------------------------------------------------------
@@ -127,12 +119,15 @@ def test_list_refuses_a_broken_cursor(alice: User, cursor: str) -> None:
 # --- presets ----------------------------------------------------------------------------------------------------------
 
 
-def test_presets_are_public_ones_and_own_ones(alice: User, bob: User) -> None:
+def test_preset_is_a_public_one_or_an_own_one(alice: User, bob: User) -> None:
     own = Preset.objects.create(name="Mine", owner=alice)
-    Preset.objects.create(name="Bob's", owner=bob)
+    other = Preset.objects.create(name="Bob's", owner=bob)
     public = Preset.objects.create(name="Public")
+    assert selectors.preset_get(alice, None) is None
     default = Preset.objects.create(name="Zero", is_default=True)
-    assert selectors.preset_list(alice) == [default, public, own]
+    assert [selectors.preset_get(alice, id_) for id_ in (own.id, public.id, None)] == [own, public, default]
+    with pytest.raises(NotFound):
+        selectors.preset_get(alice, other.id)
 
 
 # --- the active path --------------------------------------------------------------------------------------------------
