@@ -27,6 +27,7 @@ from inference.config import EngineConfig
 from inference.engine.llm_engine import LLMEngine, ProgressFn, load_engine
 from inference.engine.worker import Worker
 from inference.errors import EngineStopped, InferenceError, PoolTooLarge, PromptTooLong, QueueFull, TemplateError
+from inference.inspection import ModelFacts, inspect_model
 from inference.types import (
     ChatMessage,
     EngineStats,
@@ -51,6 +52,7 @@ __all__ = [
     "Event",
     "FinishReason",
     "FinishedEvent",
+    "ModelFacts",
     "ModelInfo",
     "ProgressEvent",
     "Prompt",
@@ -59,6 +61,7 @@ __all__ = [
     "Stage",
     "Ticket",
     "TokenEvent",
+    "inspect_model",
 ]
 
 
