@@ -81,6 +81,8 @@ class ModelConfig:
     bos_token_id: int | None = None
     eos_token_ids: tuple[int, ...] = ()
     hidden_act: str = "silu"
+    attention_bias: bool = False  # of q, k, v and o
+    mlp_bias: bool = False
     rope_scaling: RopeScaling | None = None
     partial_rotary_factor: float = 1.0
     no_rope_layers: tuple[int, ...] = ()  # by layer, as in config.json: 0 where positions are not rotated

@@ -22,6 +22,8 @@ class Architecture:
     """
 
     has_qkv_bias: bool = False
+    may_have_attention_bias: bool = False  # of q, k, v and o, as the config says
+    may_have_mlp_bias: bool = False
     has_qk_norm: bool = False
     has_fused_projections: bool = False  # q, k and v in one matrix; gate and up in another
     has_sandwich_norms: bool = False  # norms after attention and after the feed-forward part too
@@ -33,22 +35,28 @@ class Architecture:
 
 ARCHITECTURES = {
     "gemma3": Architecture(
+        may_have_attention_bias=True,
         has_qk_norm=True,
         has_sandwich_norms=True,
         stored_prefix="language_model.model.",
         skipped_prefixes=("multi_modal_projector.", "vision_tower."),
     ),
-    "gemma3_text": Architecture(has_qk_norm=True, has_sandwich_norms=True, gguf_norm_offset=1.0),
-    "llama": Architecture(is_interleaved=True),
+    "gemma3_text": Architecture(
+        may_have_attention_bias=True, has_qk_norm=True, has_sandwich_norms=True, gguf_norm_offset=1.0
+    ),
+    "llama": Architecture(may_have_attention_bias=True, may_have_mlp_bias=True, is_interleaved=True),
     "mistral": Architecture(),
     "phi3": Architecture(has_fused_projections=True),
     "qwen2": Architecture(has_qkv_bias=True),
-    "qwen3": Architecture(has_qk_norm=True),
-    "qwen3_moe": Architecture(has_qk_norm=True),
+    "qwen3": Architecture(may_have_attention_bias=True, has_qk_norm=True),
+    "qwen3_moe": Architecture(may_have_attention_bias=True, has_qk_norm=True),
     "qwen3_vl": Architecture(
-        has_qk_norm=True, stored_prefix="model.language_model.", skipped_prefixes=("model.visual.",)
+        may_have_attention_bias=True,
+        has_qk_norm=True,
+        stored_prefix="model.language_model.",
+        skipped_prefixes=("model.visual.",),
     ),
-    "smollm3": Architecture(is_interleaved=True),
+    "smollm3": Architecture(may_have_attention_bias=True, may_have_mlp_bias=True, is_interleaved=True),
 }
 KNOWN_ARCHITECTURES = tuple(ARCHITECTURES)
 
@@ -91,11 +99,13 @@ def _attention_shapes(config: ModelConfig) -> Shapes:
         shapes["self_attn.qkv_proj.weight"] = (sum(rows.values()), C)
     else:
         shapes |= {f"self_attn.{part}_proj.weight": (count, C) for part, count in rows.items()}
-    if architecture.has_qkv_bias:
+    if architecture.has_qkv_bias or config.attention_bias:
         shapes |= {f"self_attn.{part}_proj.bias": (count,) for part, count in rows.items()}
     if architecture.has_qk_norm:
         shapes |= {f"self_attn.{part}_norm.weight": (D,) for part in "qk"}
     shapes["self_attn.o_proj.weight"] = (C, rows["q"])
+    if config.attention_bias:
+        shapes["self_attn.o_proj.bias"] = (C,)
     shapes["post_attention_layernorm.weight"] = (C,)
     return shapes
 
@@ -112,6 +122,8 @@ def _feed_forward_shapes(config: ModelConfig, layer: int) -> Shapes:
         F = config.intermediate_size
         return {"mlp.gate_up_proj.weight": (2 * F, C), "mlp.down_proj.weight": (C, F)}
     shapes = _gated_shapes("mlp.", C, config.intermediate_size)
+    if config.mlp_bias:
+        shapes |= {name.replace(".weight", ".bias"): shape[:1] for name, shape in shapes.items()}
     if architecture.has_sandwich_norms:
         shapes |= {f"{place}_feedforward_layernorm.weight": (C,) for place in ("pre", "post")}
     return shapes

@@ -6,12 +6,12 @@ down here too. Source: llama.cpp's converters and its loading of hyper-parameter
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from typing import Any
 
 from inference.config import MAX_LAYERS, ModelConfig, RopeScaling
 from inference.errors import ModelFileError, UnsupportedModelError
-from inference.formats.architectures import GGUF_ARCHITECTURES
+from inference.formats.architectures import ARCHITECTURES, GGUF_ARCHITECTURES
 from inference.formats.gguf_header import Value
 from inference.formats.gguf_metadata import Metadata
 from inference.formats.mapping import build
@@ -26,11 +26,12 @@ def read_config(
     metadata: Metadata,
     *,
     vocab_size: int,
-    has_output: bool,
+    tensor_names: Collection[str],
     eos_token_ids: tuple[int, ...],
     rope_factors: Mapping[str, tuple[float, ...]],
 ) -> ModelConfig:
-    """rope_factors: content of those FACTOR_TENSORS that the file has.
+    """tensor_names: of the whole file; they alone tell of an untied head and of biases. rope_factors: content of those
+    FACTOR_TENSORS that the file has.
 
     Raises UnsupportedModelError for features that change the arithmetic and are not ours.
     """
@@ -44,6 +45,7 @@ def read_config(
     def key(rest: str) -> str:
         return f"{name}.{rest}"
 
+    model_type = GGUF_ARCHITECTURES[name]
     num_heads = metadata.get(key("attention.head_count"), int)
     if num_heads < 1:
         raise ModelFileError(path, f"{num_heads} attention heads", field=key("attention.head_count"))
@@ -61,7 +63,7 @@ def read_config(
     return build(
         path,
         ModelConfig,
-        model_type=GGUF_ARCHITECTURES[name],
+        model_type=model_type,
         vocab_size=vocab_size,
         hidden_size=hidden_size,
         intermediate_size=metadata.get(key("feed_forward_length"), int),
@@ -70,7 +72,9 @@ def read_config(
         num_key_value_heads=metadata.get(key("attention.head_count_kv"), int, num_heads),
         head_dim=head_dim,
         rms_norm_eps=metadata.get(key("attention.layer_norm_rms_epsilon"), float),
-        tie_word_embeddings=not has_output,
+        tie_word_embeddings="output.weight" not in tensor_names,
+        attention_bias=ARCHITECTURES[model_type].may_have_attention_bias and "blk.0.attn_q.bias" in tensor_names,
+        mlp_bias=ARCHITECTURES[model_type].may_have_mlp_bias and "blk.0.ffn_gate.bias" in tensor_names,
         bos_token_id=metadata.token_id("tokenizer.ggml.bos_token_id", vocab_size),
         eos_token_ids=eos_token_ids,
         **_rotary(metadata, name, head_dim, rope_factors),

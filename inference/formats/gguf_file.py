@@ -43,7 +43,7 @@ class GgufFile(ModelFile):
         self.config = read_config(
             metadata,
             vocab_size=self.tokenizer_spec.vocab_size,
-            has_output="output.weight" in self._tensors,
+            tensor_names=self._tensors.keys(),
             eos_token_ids=self.tokenizer_spec.eos_token_ids,
             rope_factors={name: self._factors(name) for name in FACTOR_TENSORS if name in self._tensors},
         )
@@ -81,9 +81,9 @@ class GgufFile(ModelFile):
         placed = self._tensors[place]
         weight = self._dequantised(placed if expert is None else _part(placed, expert))
         architecture = ARCHITECTURES[self.architecture]
-        if architecture.is_interleaved and name.endswith("self_attn.q_proj.weight"):
+        if architecture.is_interleaved and name.endswith(("self_attn.q_proj.weight", "self_attn.q_proj.bias")):
             return _unpermute(weight, self.config.num_attention_heads)
-        if architecture.is_interleaved and name.endswith("self_attn.k_proj.weight"):
+        if architecture.is_interleaved and name.endswith(("self_attn.k_proj.weight", "self_attn.k_proj.bias")):
             return _unpermute(weight, self.config.num_key_value_heads)
         if architecture.gguf_norm_offset and name.endswith("norm.weight"):
             return weight - np.float32(architecture.gguf_norm_offset)
@@ -140,11 +140,10 @@ def is_dequantised(kind: GGMLQuantizationType) -> bool:
 
 
 def _unpermute(weight: F32, num_heads: int) -> F32:
-    """Rows of q or k back in Hugging Face's order.
+    """Rows (of a matrix or its bias) of q or k back in Hugging Face's order.
 
     llama.cpp rotates neighbouring pairs (0, 1), (2, 3), ...; Hugging Face rotates (0, D/2), (1, D/2 + 1), ... . The
     converter interleaves the two halves of every head so that the first computes what the second meant.
     """
-    rows, columns = weight.shape
-    half = rows // num_heads // 2
-    return np.ascontiguousarray(weight.reshape(num_heads, half, 2, columns).swapaxes(1, 2)).reshape(rows, columns)
+    half = len(weight) // num_heads // 2
+    return np.ascontiguousarray(weight.reshape(num_heads, half, 2, -1).swapaxes(1, 2)).reshape(weight.shape)

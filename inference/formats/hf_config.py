@@ -11,7 +11,7 @@ from typing import Any
 
 from inference.config import HIDDEN_ACTS, MAX_LAYERS, ROPE_TYPES, ModelConfig, RopeScaling
 from inference.errors import ModelFileError, UnsupportedModelError
-from inference.formats.architectures import KNOWN_ARCHITECTURES
+from inference.formats.architectures import ARCHITECTURES, KNOWN_ARCHITECTURES
 from inference.formats.mapping import build
 
 # What a family's config.json may leave out, where it means something else than for Llama.
@@ -56,7 +56,7 @@ def read_config(path: Path, raw: dict[str, Any], generation: dict[str, Any]) -> 
         problem = f"architecture {str(model_type)[:60]!r} is not supported"
         raise UnsupportedModelError(path, problem, field="model_type", known=KNOWN_ARCHITECTURES)
     raw = DEFAULTS.get(model_type, {}) | _text_side(path, raw)
-    _refuse_unsupported(path, raw)
+    _refuse_unsupported(path, raw, model_type)
     num_heads = _integer(path, raw, "num_attention_heads")
     if num_heads < 1:
         raise ModelFileError(path, f"{num_heads} attention heads", field="num_attention_heads")
@@ -89,6 +89,8 @@ def read_config(path: Path, raw: dict[str, Any], generation: dict[str, Any]) -> 
             )
         ),
         hidden_act=_hidden_act(path, raw),
+        attention_bias=raw.get("attention_bias") is True,
+        mlp_bias=raw.get("mlp_bias") is True,
         no_rope_layers=_no_rope_layers(path, raw, num_layers),
         query_pre_attn_scalar=_number(path, raw, "query_pre_attn_scalar", 0),
         **rotary,
@@ -108,10 +110,11 @@ def _text_side(path: Path, raw: dict[str, Any]) -> dict[str, Any]:
     return {key: value for key, value in text.items() if value is not None} | beside
 
 
-def _refuse_unsupported(path: Path, raw: dict[str, Any]) -> None:
+def _refuse_unsupported(path: Path, raw: dict[str, Any], model_type: str) -> None:
+    architecture = ARCHITECTURES[model_type]
     neutral: dict[str, tuple[Any, ...]] = {
-        "attention_bias": (False,),
-        "mlp_bias": (False,),
+        "attention_bias": (False, architecture.may_have_attention_bias),
+        "mlp_bias": (False, architecture.may_have_mlp_bias),
         "rope_interleaved": (False,),
         "use_bidirectional_attention": (False,),
         "attn_logit_softcapping": (),

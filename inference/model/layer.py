@@ -31,6 +31,7 @@ class Attention:
     qkv: F32  # ((H + 2 K) D, C)
     output: F32  # (C, H D)
     qkv_bias: F32 | None = None  # ((H + 2 K) D, 1)
+    output_bias: F32 | None = None  # (C, 1)
     q_norm: F32 | None = None  # (D, 1), of each head by itself
     k_norm: F32 | None = None  # (D, 1)
     post_norm: F32 | None = None  # (C, 1), of what is added to the residual stream
@@ -72,6 +73,8 @@ class Attention:
             attend(job, q[..., columns], kv, self.layer, config.attention_scale, scratch, out)
         added = scratch.take("added", *block.x.shape)
         np.matmul(self.output, mixed.reshape(K * G * D, W), out=added)
+        if self.output_bias is not None:
+            np.add(added, self.output_bias, out=added)
         add(block, added, self.post_norm, config, scratch)
 
 
@@ -94,6 +97,8 @@ class Mlp:
     norm: F32  # (C, 1)
     gate_up: F32  # (2 I, C)
     down: F32  # (C, I)
+    gate_up_bias: F32 | None = None  # (2 I, 1)
+    down_bias: F32 | None = None  # (C, 1)
     post_norm: F32 | None = None  # (C, 1), of what is added to the residual stream
 
     @property
@@ -104,8 +109,12 @@ class Mlp:
         normed = rms_norm(block.x, self.norm, self.config.rms_norm_eps, scratch)
         gate_up = scratch.take("gate_up", len(self.gate_up), block.lanes.width)
         np.matmul(self.gate_up, normed, out=gate_up)
+        if self.gate_up_bias is not None:
+            np.add(gate_up, self.gate_up_bias, out=gate_up)
         added = scratch.take("added", *block.x.shape)
         np.matmul(self.down, ACTIVATIONS[self.config.hidden_act](gate_up, scratch), out=added)
+        if self.down_bias is not None:
+            np.add(added, self.down_bias, out=added)
         add(block, added, self.post_norm, self.config, scratch)
 
 

@@ -87,6 +87,7 @@ FIXTURES = {
         base(hidden_size=42, num_attention_heads=3, num_key_value_heads=3, tie_word_embeddings=False),
     ),
     "llama-head-dim": Fixture("Llama", base(num_attention_heads=5, num_key_value_heads=1, hidden_size=40, head_dim=6)),
+    "llama-bias": Fixture("Llama", base(attention_bias=True, mlp_bias=True)),
     "llama-linear": Fixture("Llama", base(rope_parameters=rope("linear", factor=4.0))),
     "llama-llama3": Fixture(
         "Llama",
@@ -137,6 +138,7 @@ FIXTURES = {
         ),
     ),
     "qwen3": Fixture("Qwen3", base(head_dim=14, num_attention_heads=6, rope_parameters=rope("default", 1_000_000.0))),
+    "qwen3-bias": Fixture("Qwen3", base(head_dim=10, attention_bias=True)),
     "qwen3_moe": Fixture("Qwen3Moe", base(norm_topk_prob=True, tie_word_embeddings=False, **MOE)),
     "qwen3_moe-some-dense": Fixture(
         "Qwen3Moe", base(norm_topk_prob=False, mlp_only_layers=[1], num_hidden_layers=3, **MOE)

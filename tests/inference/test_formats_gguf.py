@@ -161,13 +161,25 @@ def test_an_unknown_architecture_is_answered_with_the_known_ones(tmp_path: Path)
     assert caught.value.known == tuple(GGUF_ARCHITECTURES)
 
 
-@pytest.mark.parametrize("name", ["blk.0.attn_q.bias", "rope_factors.weight", "blk.0.ffn_gate_exps.weight"])
+@pytest.mark.parametrize("name", ["blk.0.attn_norm.bias", "rope_factors.weight", "blk.0.ffn_gate_exps.weight"])
 def test_a_tensor_that_llama_does_not_have_is_refused_not_ignored(tmp_path: Path, name: str) -> None:
     made = tiny.tiny_gguf()
     made.tensors[name] = ((64,), 0, np.zeros(64, np.float32).tobytes())
     with pytest.raises(UnsupportedModelError) as caught:
         open_model_file(made.write(tmp_path / "m.gguf"))
     assert caught.value.field == name
+
+
+@pytest.mark.parametrize(
+    ("only", "missing"), [("blk.0.attn_q.bias", "blk.0.attn_k.bias"), ("blk.0.ffn_gate.bias", "blk.0.ffn_up.bias")]
+)
+def test_some_biases_without_the_others_are_refused(tmp_path: Path, only: str, missing: str) -> None:
+    made = tiny.tiny_gguf()
+    size = tiny.FFN if "ffn" in only else tiny.HIDDEN
+    made.tensors[only] = ((size,), 0, np.zeros(size, np.float32).tobytes())
+    with pytest.raises(ModelFileError) as caught:
+        open_model_file(made.write(tmp_path / "m.gguf"))
+    assert caught.value.field == missing
 
 
 @pytest.mark.parametrize("factors", [np.zeros(8), np.ones(7), np.ones((8, 1)), np.full(8, np.nan)], ids=len)

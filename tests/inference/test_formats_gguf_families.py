@@ -63,7 +63,7 @@ def metadata(architecture: str, num_layers: int, **more: int | float | str) -> M
 
 
 def config_of(source: Metadata):  # type: ignore[no-untyped-def]
-    return read_config(source, vocab_size=100, has_output=False, eos_token_ids=(), rope_factors={})
+    return read_config(source, vocab_size=100, tensor_names=(), eos_token_ids=(), rope_factors={})
 
 
 def test_gemma_is_told_by_its_size_what_its_file_does_not_say() -> None:
@@ -95,7 +95,7 @@ def test_longrope_without_its_factors_is_refused(missing: str | None) -> None:
     factors = {name: values for name, values in factors.items() if missing and name != missing}
     source = metadata("phi3", 2, **{"rope.scaling.type": "longrope"})
     with pytest.raises(ModelFileError, match="factor"):
-        read_config(source, vocab_size=100, has_output=False, eos_token_ids=(), rope_factors=factors)
+        read_config(source, vocab_size=100, tensor_names=(), eos_token_ids=(), rope_factors=factors)
 
 
 @pytest.mark.parametrize("num_layers", [0, 1 << 40])

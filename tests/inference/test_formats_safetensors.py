@@ -135,8 +135,7 @@ def test_a_second_copy_of_a_tied_matrix_is_not_a_tensor_of_the_model(tmp_path: P
         ("model_type", None),
         ("rope_scaling", {"rope_type": "proportional", "factor": 8.0}),
         ("rope_parameters", {"rope_type": ["yarn"]}),
-        ("attention_bias", True),
-        ("mlp_bias", True),
+        ("attention_bias", "yes"),
         ("sliding_window", 4096),
         ("hidden_act", "gelu"),
         ("rope_interleaved", True),
@@ -191,6 +190,22 @@ def test_a_missing_and_a_misshapen_tensor_are_named(tmp_path: Path) -> None:
         with pytest.raises(ModelFileError) as caught:
             open_model_file(tiny.write_directory(tmp_path / str(number), tensors))
         assert caught.value.field == name
+
+
+@pytest.mark.parametrize("key", ["attention_bias", "mlp_bias"])
+def test_biases_are_refused_where_the_family_has_none(tmp_path: Path, key: str) -> None:
+    tiny.write_directory(tmp_path, weights(), config={**tiny.tiny_config(), "model_type": "mistral", key: True})
+    with pytest.raises(UnsupportedModelError) as caught:
+        open_model_file(tmp_path)
+    assert caught.value.field == key
+
+
+@pytest.mark.parametrize(("key", "part"), [("attention_bias", "self_attn.q_proj"), ("mlp_bias", "mlp.gate_proj")])
+def test_a_config_that_promises_biases_must_bring_them(tmp_path: Path, key: str, part: str) -> None:
+    tiny.write_directory(tmp_path, weights(), config={**tiny.tiny_config(), key: True})
+    with pytest.raises(ModelFileError) as caught:
+        open_model_file(tmp_path)
+    assert caught.value.field == f"model.layers.0.{part}.bias"
 
 
 @pytest.mark.parametrize("name", ["model.layers.0.self_attn.q_proj.bias", "model.layers.0.mlp.experts.0.w1.weight"])

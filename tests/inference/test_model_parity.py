@@ -55,6 +55,9 @@ def test_greedy_tokens_are_those_of_the_reference(path: Path, index: int) -> Non
 @pytest.mark.parametrize(
     ("name", "changes"),
     [
+        ("llama-bias", {"attention_bias": False}),
+        ("llama-bias", {"mlp_bias": False}),
+        ("qwen3-bias", {"attention_bias": False}),
         ("llama-linear", {"rope_scaling": None}),
         ("llama-llama3", {"rope_scaling": None}),
         ("llama-yarn", {"rope_scaling": None}),

@@ -132,8 +132,8 @@ def gguf_name(name: str) -> str:
 
 def permute(weight: NDArray[np.float32], num_heads: int) -> NDArray[np.float32]:
     """As llama.cpp's converter stores q and k (LlamaModel.permute)."""
-    rows, columns = weight.shape
-    return weight.reshape(num_heads, 2, rows // num_heads // 2, columns).swapaxes(1, 2).reshape(rows, columns)
+    half = len(weight) // num_heads // 2
+    return weight.reshape(num_heads, 2, half, -1).swapaxes(1, 2).reshape(weight.shape)
 
 
 def tiny_gguf(
