@@ -13,9 +13,7 @@ from inference.sampler.filters import (
     Logits,
     apply_count_penalties,
     apply_repetition_penalty,
-    num_kept,
-    softmax,
-    top_candidates,
+    kept_candidates,
 )
 from inference.types import F32, I32, SamplingParams
 
@@ -62,10 +60,8 @@ class Sampler:
         return penalised
 
     def _draw(self, logits: Logits) -> int:
-        params = self._params
-        ids, candidates = top_candidates(logits, params.top_k)
-        probabilities = softmax(candidates, params.temperature)
-        num = num_kept(probabilities, params.top_p, params.min_p)
-        cumulated = np.cumsum(probabilities[:num])
-        chosen = int(np.searchsorted(cumulated, self._generator.random() * cumulated[-1], side="right"))
-        return int(ids[min(chosen, num - 1)])  # a draw that rounds up to the sum stays inside
+        ids, probabilities = kept_candidates(logits, self._params)
+        cumulated = np.cumsum(probabilities)
+        total = cumulated[-1]
+        point = min(self._generator.random() * total, np.nextafter(total, 0))  # below the sum, though rounded
+        return int(ids[np.searchsorted(cumulated, point, side="right")])

@@ -9,6 +9,7 @@ from hypothesis import strategies as st
 from hypothesis.extra.numpy import arrays
 
 from inference.errors import SamplingError
+from inference.sampler.filters import FIRST_HEAD, GROUP_SIZE, kept_candidates, top_candidates
 from inference.sampler.sampler import Sampler
 from inference.types import SamplingParams
 
@@ -99,6 +100,54 @@ def test_filters_keep_what_their_definition_keeps(logits, top_k, top_p, min_p):
         probabilities = np.exp(logits[list(allowed)])
         if probabilities.min() / probabilities.sum() > 0.2:
             assert drawn == allowed
+
+
+@pytest.mark.parametrize("temperature", [0.3, 1.0, 5.0])
+@settings(max_examples=30, deadline=None)
+@given(
+    seed=st.integers(0, 1 << 32),
+    num_values=st.sampled_from([2, 40, 1 << 20]),
+    top_k=st.sampled_from([0, 1, 40, 60, 3 * FIRST_HEAD]),
+    top_p=st.sampled_from([0.0, 0.37, 0.9, 0.999, 1.0]),
+    min_p=st.sampled_from([0.0, 0.013, 0.4]),
+)
+def test_large_vocabulary_is_cut_as_if_it_were_sorted(temperature, seed, num_values, top_k, top_p, min_p):
+    rng = np.random.default_rng(seed)
+    values = rng.normal(0, 3, num_values).astype(np.float32)
+    logits = rng.choice(values, 100 * GROUP_SIZE + 7)
+    params = SamplingParams(temperature=temperature, top_k=top_k, top_p=top_p, min_p=min_p)
+    ids, probabilities = kept_candidates(logits, params)
+    scaled = (logits.astype(np.float64) - logits.max()) / temperature
+    fewest = kept_by_definition(scaled, top_k, max(top_p - 1e-9, 0), min_p * (1 + 1e-9))
+    most = kept_by_definition(scaled, top_k, min(top_p + 1e-9, 1), min_p * (1 - 1e-9))
+    assert fewest <= set(ids.tolist()) <= most
+    expected = np.exp(scaled[ids])
+    np.testing.assert_allclose(probabilities / probabilities[0], expected / expected[0], rtol=1e-9)
+
+
+@settings(deadline=None)
+@given(
+    logits=arrays(np.float32, 5 * GROUP_SIZE + 3, elements=st.sampled_from([-np.inf, -1.0, 0.0, 2.0, 3.5])),
+    top_k=st.integers(1, 6 * GROUP_SIZE),
+)
+def test_top_k_takes_the_largest_and_the_lower_id_among_equals(logits, top_k):
+    ids, candidates = top_candidates(logits, top_k)
+    assert ids.tolist() == sorted(range(len(logits)), key=lambda i: (-logits[i], i))[:top_k]
+    np.testing.assert_array_equal(candidates, logits[ids])
+
+
+@pytest.mark.parametrize("params", [{}, {"top_k": 3}, {"top_p": 0.9}, {"min_p": 0.01}])
+def test_largest_number_that_can_be_drawn_gives_a_possible_token(params, monkeypatch):
+    sampler = make(**params)
+    monkeypatch.setattr(sampler, "_generator", LargestDraw())
+    logits = np.full(V, -np.inf, np.float32)
+    logits[[2, 6, 11]] = np.log(np.array([0.3, 0.3, 0.4], np.float32))
+    assert sampler.sample(logits) in (2, 6, 11)
+
+
+class LargestDraw:
+    def random(self) -> float:
+        return 1 - 2**-53
 
 
 def test_top_p_zero_and_top_k_one_are_greedy():
