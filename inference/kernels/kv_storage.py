@@ -1,16 +1,55 @@
 """The KV pool: the K and V arrays of every layer, in the layout that attention reads.
 
-Storage only. Which block belongs to whom, and what is cached, is the business of kvcache.
+Storage only. Which block belongs to whom, and what is cached, is the business of kvcache, which asks of a pool what
+BlockStorage says and nothing else.
 """
 
 from __future__ import annotations
 
 import math
+from typing import Protocol
 
 import numpy as np
 
 from inference.errors import PoolTooLarge
 from inference.types import F32, I64
+
+
+class BlockStorage(Protocol):
+    """What the cache asks of a KV pool, whatever its layout.
+
+    The bytes of a block are bytes_per_token for each row, all of a row's layers and heads included; in which order is
+    the pool's affair, and part of what format_id names. Different blocks may be read and written from several threads.
+    """
+
+    @property
+    def format_id(self) -> str:
+        """Layout and precision: part of every cache key and of every file."""
+        ...
+
+    @property
+    def bytes_per_token(self) -> int: ...
+
+    def copy_rows(self, src_block: int, dst_block: int, num_rows: int) -> None:
+        """Copies the first num_rows token rows of a block to another, in all layers."""
+        ...
+
+    def zero_block(self, block_id: int) -> None:
+        """Overwrites all rows of a block with zeros, in all layers."""
+        ...
+
+    def read_block(self, block_id: int, num_rows: int) -> memoryview:
+        """A copy of the first num_rows rows: num_rows * bytes_per_token bytes."""
+        ...
+
+    def write_block(self, block_id: int, num_rows: int, data: memoryview) -> None:
+        """Writes the first num_rows rows of what read_block() has given, for as many rows or more."""
+        ...
+
+
+def bytes_per_token(num_layers: int, num_kv_heads: int, head_dim: int) -> int:
+    """Bytes that one token takes in a pool of such a model: all layers, K and V together."""
+    return 2 * num_layers * num_kv_heads * head_dim * np.dtype(np.float32).itemsize
 
 
 class KVStorage:
@@ -21,7 +60,7 @@ class KVStorage:
     Raises PoolTooLarge when there is no memory for it.
     """
 
-    format_id = "f32-lksd-1"  # layout and precision, part of every cache key
+    format_id = "f32-lksd-1"
 
     def __init__(self, num_layers: int, num_kv_heads: int, head_dim: int, num_blocks: int, block_size: int) -> None:
         shape = (num_layers, num_kv_heads, num_blocks * block_size, head_dim)
@@ -41,9 +80,8 @@ class KVStorage:
 
     @property
     def bytes_per_token(self) -> int:
-        """Bytes that one token takes in all layers, K and V together."""
         num_layers, num_kv_heads, _, head_dim = self.k.shape
-        return 2 * int(num_layers * num_kv_heads * head_dim) * self.k.itemsize
+        return bytes_per_token(int(num_layers), int(num_kv_heads), int(head_dim))
 
     def write(self, layer: int, slot_mapping: I64, k: F32, v: F32) -> None:
         """Stores k, v (T, K, D) of one layer at the given slots (T,), each at most once."""
@@ -63,3 +101,22 @@ class KVStorage:
         start = block_id * self.block_size
         for pool in (self.k, self.v):
             pool[:, :, start : start + self.block_size] = 0
+
+    def read_block(self, block_id: int, num_rows: int) -> memoryview:
+        """A copy of the first num_rows rows, as (2, L, K, num_rows, D) f32."""
+        start = block_id * self.block_size
+        data = np.empty((2, *self._rows_shape(num_rows)), np.float32)
+        for pool, part in zip((self.k, self.v), data, strict=True):
+            part[...] = pool[:, :, start : start + num_rows]
+        return memoryview(data).cast("B")
+
+    def write_block(self, block_id: int, num_rows: int, data: memoryview) -> None:
+        """Writes the first num_rows rows of what read_block() has given, for as many rows or more."""
+        start = block_id * self.block_size
+        rows = np.frombuffer(data, np.float32).reshape(2, *self._rows_shape(len(data) // self.bytes_per_token))
+        for pool, part in zip((self.k, self.v), rows, strict=True):
+            pool[:, :, start : start + num_rows] = part[:, :, :num_rows]
+
+    def _rows_shape(self, num_rows: int) -> tuple[int, int, int, int]:
+        num_layers, num_kv_heads, _, head_dim = self.k.shape
+        return num_layers, num_kv_heads, num_rows, head_dim

@@ -30,6 +30,21 @@ def test_copied_rows_are_the_head_of_a_block_in_all_layers() -> None:
     np.testing.assert_array_equal(kv.k[:, :, 11], before[:, :, 11])
 
 
+def test_what_is_read_from_a_block_can_be_written_to_another_pool() -> None:
+    """The whole of it or the first rows; nothing else of the pool changes."""
+    kv = KVStorage(num_layers=2, num_kv_heads=3, head_dim=4, num_blocks=3, block_size=4)
+    kv.k[...] = np.arange(kv.k.size).reshape(kv.k.shape)
+    kv.v[...] = -kv.k
+    data = kv.read_block(1, num_rows=3)
+    assert data.nbytes == 3 * kv.bytes_per_token
+    for num_rows in (3, 2):
+        other = KVStorage(num_layers=2, num_kv_heads=3, head_dim=4, num_blocks=4, block_size=4)
+        other.write_block(2, num_rows, data)
+        for pool, source in ((other.k, kv.k), (other.v, kv.v)):
+            np.testing.assert_array_equal(pool[:, :, 8 : 8 + num_rows], source[:, :, 4 : 4 + num_rows])
+            assert np.count_nonzero(pool) == np.count_nonzero(source[:, :, 4 : 4 + num_rows])
+
+
 def test_more_rows_than_a_block_holds_are_refused() -> None:
     kv = KVStorage(num_layers=1, num_kv_heads=1, head_dim=2, num_blocks=2, block_size=4)
     with pytest.raises(ValueError, match="cannot copy 5 rows of a block of 4"):
