@@ -105,11 +105,14 @@ def probe_calls(
     through one product of each shape.
     Raises RuntimeError when no width treats its columns alike: this BLAS cannot serve the row-invariance contract.
     """
-    operands = [_operands(shape) for shape in shapes]
-    blas.set_num_threads(num_threads)
-    alone = {width: _outputs(operands, width) for width in sorted(alone_widths)}
-    blas.set_num_threads(1)
-    beside = {width: _outputs(operands, width) for width in sorted(beside_widths)}
+    alone: dict[int, list[F32]] = {width: [] for width in sorted(alone_widths)}
+    beside: dict[int, list[F32]] = {width: [] for width in sorted(beside_widths)}
+    for shape in shapes:  # one at a time: the operand is as large as the weight
+        w, x = _operands(shape)
+        for threads, by_width in ((num_threads, alone), (1, beside)):
+            blas.set_num_threads(threads)
+            for width, found in by_width.items():
+                found.append(_output(w, x, width))
     fallback: CallPlan | None = None
     for outputs in alone.values():
         reference = [y[:, 0].copy() for y in outputs]
@@ -151,9 +154,10 @@ def _operands(shape: MatmulShape) -> tuple[F32, F32]:
     return w, x
 
 
-def _outputs(operands: Sequence[tuple[F32, F32]], width: int) -> list[F32]:
-    """w @ x with x in every column: (N, width) per shape."""
-    return [np.matmul(w, np.repeat(x[:, None], width, axis=1)) for w, x in operands]
+def _output(w: F32, x: F32, width: int) -> F32:
+    """w @ x with x in every column: (N, width)."""
+    y: F32 = np.matmul(w, np.repeat(x[:, None], width, axis=1))
+    return y
 
 
 def _agreeing_columns(outputs: Sequence[F32], reference: Sequence[F32]) -> NDArray[np.bool_]:

@@ -63,13 +63,14 @@ class DecoderModel(ABC):
         clock: Callable[[], float] = time.perf_counter,
     ) -> None:
         self.config: ModelConfig = model_file.config
+        self._blas = Blas()
+        self._num_threads = num_threads or num_cores()
+        self._head_lanes = self._probe_head()  # needs as much memory as the embedding, which is not there yet
         self._read(model_file, on_progress)
         self._rope = rope_tables(self.config, max_model_len or self.config.max_position_embeddings)
         self._windows = tuple({self.config.window(layer) for layer in range(self.config.num_hidden_layers)})
-        self._blas = Blas()
-        self._num_threads = num_threads or num_cores()
         self._clock = clock
-        arithmetic = self._probe()
+        arithmetic = self._probe_layers()
         self._thread_choice = ThreadChoice(self._alone.num_threads)
         self._scratches: SimpleQueue[Scratch] = SimpleQueue()
         for _ in range(self._num_threads):
@@ -213,15 +214,18 @@ class DecoderModel(ABC):
         self.num_parameters = sum(math.prod(shape) for shape in expected_shapes(config).values())
         on_progress(1.0)
 
-    def _probe(self) -> bytes:
-        """Finds the calls for the products of the layers, of attention and of the head, and returns what names the bits
-        of K and V. About 0.3 s for SmolLM2-135M."""
+    def _probe_head(self) -> tuple[Lanes, ...]:
+        """The calls for the product of the head."""
+        head = MatmulShape(self.config.vocab_size, self.config.hidden_size)
+        return probe_calls([head], self._blas, self._num_threads, beside_widths=()).alone
+
+    def _probe_layers(self) -> bytes:
+        """Finds the calls for the products of the layers and of attention, and returns what names the bits of K and V.
+        About 0.3 s for SmolLM2-135M, with the head."""
         num_threads, linear, attention = self._layer_plans()
         self._alone = Calls(num_threads, linear.alone, attention.alone)
         has_wide_calls = linear.has_wide_calls and attention.has_wide_calls
         self._beside = Calls(1, linear.beside, attention.beside) if has_wide_calls else self._alone
-        head = MatmulShape(self.config.vocab_size, self.config.hidden_size)
-        self._head_lanes = probe_calls([head], self._blas, self._num_threads, beside_widths=()).alone
         return linear.digest + attention.digest
 
     def _layer_plans(self) -> tuple[int, CallPlan, CallPlan]:

@@ -68,19 +68,19 @@ def test_shapes_of_one_family_share_their_lanes(plans: dict[MatmulShape, CallPla
 
 
 def test_a_blas_that_tells_columns_apart_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
-    def outputs(operands: list[tuple[np.ndarray, np.ndarray]], width: int) -> list[np.ndarray]:
-        return [np.repeat((w @ x)[:, None], width, axis=1) + np.arange(width) for w, x in operands]
+    def output(w: np.ndarray, x: np.ndarray, width: int) -> np.ndarray:
+        return np.repeat((w @ x)[:, None], width, axis=1) + np.arange(width)
 
-    monkeypatch.setattr(call_plan, "_outputs", outputs)
+    monkeypatch.setattr(call_plan, "_output", output)
     with pytest.raises(RuntimeError, match="treats the columns of a product differently"):
         probe_calls([MatmulShape(8, 8)], Blas(), 1)
 
 
 def test_without_agreeing_wide_calls_the_narrow_ones_remain(monkeypatch: pytest.MonkeyPatch) -> None:
-    def outputs(operands: list[tuple[np.ndarray, np.ndarray]], width: int) -> list[np.ndarray]:
-        return [np.repeat((w @ x)[:, None], width, axis=1) + width for w, x in operands]
+    def output(w: np.ndarray, x: np.ndarray, width: int) -> np.ndarray:
+        return np.repeat((w @ x)[:, None], width, axis=1) + width
 
-    monkeypatch.setattr(call_plan, "_outputs", outputs)
+    monkeypatch.setattr(call_plan, "_output", output)
     plan = probe_calls([MatmulShape(8, 8)], Blas(), 1, alone_widths=(4, 8), beside_widths=(32, 64))
     assert plan.alone == (Lanes(4, 0, 4),)
     assert plan.beside == ()
