@@ -108,7 +108,7 @@ class KVStorage:
         data = np.empty((2, *self._rows_shape(num_rows)), np.float32)
         for pool, part in zip((self.k, self.v), data, strict=True):
             part[...] = pool[:, :, start : start + num_rows]
-        return memoryview(data).cast("B")
+        return data.reshape(-1).view(np.uint8).data
 
     def write_block(self, block_id: int, num_rows: int, data: memoryview) -> None:
         """Writes the first num_rows rows of what read_block() has given, for as many rows or more."""
