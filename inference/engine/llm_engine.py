@@ -243,15 +243,31 @@ class LLMEngine:
         """Publish what has been computed, then take a token from each row of logits (R, V)."""
         rows = iter(logits)
         for chunk in self._batch:
-            sequence, is_last = chunk.sequence, chunk.is_last
+            sequence, is_last = chunk.sequence, chunk.is_last  # before its tokens count as computed
             was_reading = sequence.stage == Stage.READING
             sequence.num_computed += chunk.num_tokens
             self.cache.publish(sequence.table, sequence.token_ids, sequence.num_computed)
             if was_reading:
                 self._report(sequence, num_done=sequence.num_computed, num_total=sequence.num_tokens)
             if is_last:
-                self._take_token(sequence, next(rows))
+                self._take_tokens(sequence, chunk.draft, [next(rows) for _ in range(1 + len(chunk.draft))])
         self._batch = []
+
+    def _take_tokens(self, sequence: Sequence, draft: tuple[int, ...], rows: list[F32]) -> None:
+        """Take a token from the first row, and from each further one as long as the guess before it was right.
+
+        Each token is sampled as if it had been computed alone, so a guess saves time and changes nothing.
+        """
+        num_accepted = 0
+        self._take_token(sequence, rows[0])
+        for guess, row in zip(draft, rows[1:], strict=True):
+            if sequence.is_finished or sequence.token_ids[-1] != guess:
+                break
+            num_accepted += 1
+            sequence.num_computed += 1
+            self._take_token(sequence, row)
+        if draft:
+            sequence.lookup.record(len(draft), num_accepted)
 
     def _record_pace(self, seconds: float) -> None:
         num_read = sum(chunk.num_tokens for chunk in self._batch if chunk.sequence.stage == Stage.READING)
@@ -335,7 +351,7 @@ def load_engine(path: Path | str, config: EngineConfig, *, on_progress: Progress
     model_file = open_model_file(path)
     tokenizer = Tokenizer(model_file.tokenizer_spec)
     chat_template = ChatTemplate(tokenizer, model_file.chat_template)
-    for note in chat_template.history_notes:
+    for note in (*model_file.notes, *chat_template.history_notes):
         logger.info("%s: %s", model_file.name, note)
     model = load_model(
         model_file, num_threads=config.num_threads, max_model_len=config.max_model_len, on_progress=on_progress

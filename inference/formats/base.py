@@ -56,6 +56,7 @@ class ModelFile(ABC):
     config: ModelConfig
     chat_template: str | None
     tokenizer_spec: TokenizerSpec
+    notes: tuple[str, ...] = ()  # sentences for whoever runs the model: what is left out of it
 
     @property
     @abstractmethod
@@ -65,6 +66,10 @@ class ModelFile(ABC):
     @abstractmethod
     def tensor_names(self) -> tuple[str, ...]:
         """Names of all tensors, in the order in which the model uses them."""
+
+    @abstractmethod
+    def stored_types(self) -> Mapping[str, int]:
+        """Type of stored numbers ("Q4_K", "BF16") -> how many of the model's numbers are stored so."""
 
     def has_tensor(self, name: str) -> bool:
         """Whether tensor(name) would answer."""

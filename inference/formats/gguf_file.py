@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from functools import cached_property
+from math import prod
 from pathlib import Path
 
 import numpy as np
@@ -70,6 +72,12 @@ class GgufFile(ModelFile):
 
     def tensor_names(self) -> tuple[str, ...]:
         return tuple(self._shapes)
+
+    def stored_types(self) -> Counter[str]:
+        found: Counter[str] = Counter()
+        for placed in self._tensors.values():
+            found[placed.info.type.name] += prod(placed.info.shape)
+        return found
 
     def has_tensor(self, name: str) -> bool:
         return name in self._shapes

@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
-import logging
 import mmap
+from collections import Counter
 from functools import cached_property
+from math import prod
 from pathlib import Path
 from typing import Any
 
@@ -19,8 +20,6 @@ from inference.formats.mapping import digest_files, map_file, read_json, read_te
 from inference.formats.numbers import FLOAT_TYPES, as_f32, scale_blocks
 from inference.formats.safetensors_header import StoredTensor, read_header
 from inference.types import F32
-
-logger = logging.getLogger(__name__)
 
 MAX_TOKENIZER_BYTES = 64 << 20
 INDEX_NAME = "model.safetensors.index.json"
@@ -66,7 +65,7 @@ class SafetensorsDir(ModelFile):
         skipped = {name for name in self._tensors if name.startswith(prefixes)}
         if skipped:
             names = ", ".join(f"{prefix}*" for prefix in prefixes)
-            logger.info("%s: %d tensors %s are left out, text only", self.name, len(skipped), names)
+            self.notes = (f"{len(skipped)} tensors {names} are left out, text only",)
         expected = {stored_name(self.config, name): shape for name, shape in self._shapes.items()}
         found = {name: at.shape for name, (_, at) in self._tensors.items()}
         check_shapes(self.path, expected, found, ignored | skipped)
@@ -81,6 +80,13 @@ class SafetensorsDir(ModelFile):
 
     def tensor_names(self) -> tuple[str, ...]:
         return tuple(self._shapes)
+
+    def stored_types(self) -> Counter[str]:
+        found: Counter[str] = Counter()
+        for name in self._shapes:
+            _, stored = self._tensors[stored_name(self.config, name)]
+            found[stored.dtype] += prod(stored.shape)
+        return found
 
     def has_tensor(self, name: str) -> bool:
         return name in self._shapes

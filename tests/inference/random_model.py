@@ -63,6 +63,9 @@ class RandomModelFile(ModelFile):
     def tensor_names(self) -> tuple[str, ...]:
         return tuple(self._tensors)
 
+    def stored_types(self) -> dict[str, int]:
+        return {"F32": sum(tensor.size for tensor in self._tensors.values())}
+
     def tensor(self, name: str) -> F32:
         return self._tensors[name]
 
