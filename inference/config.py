@@ -205,6 +205,10 @@ class EngineConfig:
     num_threads: int = 0  # 0: one per core
     is_prefix_cache_enabled: bool = True
 
+    @property
+    def num_blocks(self) -> int:
+        return -(-self.pool_tokens // self.block_size)
+
     def __post_init__(self) -> None:
         limits = (
             ("block_size", 1, 1024),

@@ -77,6 +77,25 @@ class SamplingError(InferenceError):
         super().__init__(f"the model gave no usable logits ({num_nan} of {vocab_size} are not a number)")
 
 
+class ModelTooLarge(InferenceError):
+    """The model alone takes more memory than all models together may."""
+
+    def __init__(self, *, name: str, num_bytes: int, max_bytes: int) -> None:
+        self.name = name
+        self.num_bytes = num_bytes
+        self.max_bytes = max_bytes
+        super().__init__(f"{name} needs {num_bytes} bytes with its KV pool, all models together may take {max_bytes}")
+
+
+class ModelBusy(InferenceError):
+    """The model cannot be unloaded: requests are running or waiting."""
+
+    def __init__(self, *, name: str, num_requests: int) -> None:
+        self.name = name
+        self.num_requests = num_requests
+        super().__init__(f"{num_requests} requests run with {name} or wait for it")
+
+
 class PoolTooLarge(InferenceError):
     """The memory for the KV pool is not to be had."""
 

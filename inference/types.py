@@ -29,6 +29,7 @@ class FinishReason(StrEnum):
 class Stage(StrEnum):
     """Where a request is. The order is the order in which a request passes through them."""
 
+    LOADING = "loading"  # its model is not there yet
     QUEUED = "queued"
     READING = "reading"  # prefill
     WRITING = "writing"  # decode
@@ -135,6 +136,8 @@ class RequestStats:
 class ProgressEvent:
     """A request reached a stage, or went on inside it.
 
+    loading: num_done of num_total thousandths of the model have been read; num_total 0 while it waits for room, or for
+    another model.
     queued: position (0 is next). reading: num_done of num_total prompt tokens have KV (reused ones count as done).
     A preempted request passes through the stages again; num_total then counts what it has written, too.
     """
@@ -242,6 +245,12 @@ class ModelInfo:
         str  # hex; vocabulary, merges, special tokens and chat template: what stored token ids depend on
     )
     kv_bytes_per_token: int
+    weight_bytes: int = 0  # in memory
+    pool_bytes: int = 0
+
+    @property
+    def memory_bytes(self) -> int:
+        return self.weight_bytes + self.pool_bytes
 
 
 @dataclass(frozen=True, slots=True)

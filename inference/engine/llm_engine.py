@@ -18,16 +18,16 @@ import numpy as np
 
 from inference.config import EngineConfig
 from inference.engine.model_runner import ModelRunner
+from inference.engine.opened_model import OpenedModel, open_model, window_of
 from inference.engine.pace import PrefillPace
 from inference.engine.reply import Reply
 from inference.engine.scheduler import Scheduler
 from inference.engine.sequence import Chunk, Sequence
 from inference.engine.stats import StatsRecorder
 from inference.errors import PromptTooLong, SamplingError
-from inference.formats.model_file import open_model_file
 from inference.kvcache.keys import root_key
 from inference.kvcache.prefix_cache import PrefixCache
-from inference.model.base import Model
+from inference.model.base import Model, RunKernels, run_here
 from inference.model.registry import load_model
 from inference.sampler.sampler import Sampler
 from inference.tokenizer.chat_template import ChatTemplate
@@ -73,10 +73,7 @@ class LLMEngine:
         path: str = "",
         clock: Clock = time.monotonic,
     ) -> None:
-        num_blocks = -(-config.pool_tokens // config.block_size)
-        window = config.max_model_len or model.config.max_position_embeddings
-        if window > model.config.max_position_embeddings:
-            raise ValueError(f"max_model_len is {window}, the model holds {model.config.max_position_embeddings}")
+        num_blocks = config.num_blocks
         kv = model.new_kv(num_blocks, config.block_size)
         root = root_key(
             model_fingerprint=model.fingerprint,
@@ -99,8 +96,10 @@ class LLMEngine:
             fingerprint=model.fingerprint,
             tokenizer_fingerprint=chat_template.fingerprint,
             kv_bytes_per_token=kv.bytes_per_token,
+            weight_bytes=model.weight_bytes,
+            pool_bytes=kv.nbytes,
         )
-        self.max_model_len = min(window, num_blocks * config.block_size)
+        self.max_model_len = window_of(model.config, config)
         self.cache = PrefixCache(
             kv,
             num_blocks=num_blocks,
@@ -343,17 +342,26 @@ class LLMEngine:
 
 
 def load_engine(path: Path | str, config: EngineConfig, *, on_progress: ProgressFn | None = None) -> LLMEngine:
-    """Open the model file, load the model and build an engine around it.
+    """Open a model and load it. Raises what open_model() and load_opened() raise."""
+    return load_opened(open_model(path, config), on_progress=on_progress)
 
-    Raises ModelFileError, UnsupportedModelError, TemplateError, PoolTooLarge, and ValueError for a configuration that
-    the model rules out.
+
+def load_opened(
+    opened: OpenedModel, *, on_progress: ProgressFn | None = None, run_kernels: RunKernels = run_here
+) -> LLMEngine:
+    """Read the weights of an opened model and build an engine around it. See RunKernels for loading beside a running one.
+
+    Raises ModelFileError, UnsupportedModelError, PoolTooLarge.
     """
-    model_file = open_model_file(path)
-    tokenizer = Tokenizer(model_file.tokenizer_spec)
-    chat_template = ChatTemplate(tokenizer, model_file.chat_template)
-    for note in (*model_file.notes, *chat_template.history_notes):
-        logger.info("%s: %s", model_file.name, note)
+    for note in opened.notes:
+        logger.info("%s: %s", opened.name, note)
     model = load_model(
-        model_file, num_threads=config.num_threads, max_model_len=config.max_model_len, on_progress=on_progress
+        opened.model_file,
+        num_threads=opened.config.num_threads,
+        max_model_len=opened.config.max_model_len,
+        on_progress=on_progress,
+        run_kernels=run_kernels,
     )
-    return LLMEngine(model, tokenizer, chat_template, config, name=model_file.name, path=str(model_file.path))
+    return LLMEngine(
+        model, opened.tokenizer, opened.chat_template, opened.config, name=opened.name, path=str(opened.model_file.path)
+    )

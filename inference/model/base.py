@@ -2,11 +2,28 @@
 
 from __future__ import annotations
 
-from typing import Protocol
+from collections.abc import Callable
+from typing import Protocol, TypeVar
 
 from inference.config import ModelConfig
 from inference.kernels.kv_storage import KVStorage
 from inference.types import F32, ForwardBatch
+
+T = TypeVar("T")
+
+
+class RunKernels(Protocol):
+    """Runs what uses the kernels while a model is being loaded, on the thread that owns them, and returns its result.
+
+    The number of BLAS threads, or the team of threads, is one for the process: two may not compute at once.
+    """
+
+    def __call__(self, work: Callable[[], T], /) -> T: ...
+
+
+def run_here(work: Callable[[], T], /) -> T:
+    """RunKernels for whoever loads on the thread that runs the model afterwards."""
+    return work()
 
 
 class Model(Protocol):
@@ -27,6 +44,11 @@ class Model(Protocol):
 
     @property
     def num_parameters(self) -> int: ...
+
+    @property
+    def weight_bytes(self) -> int:
+        """Memory that the weights take; registry.estimate_weight_bytes() knows it beforehand."""
+        ...
 
     def new_kv(self, num_blocks: int, block_size: int) -> KVStorage:
         """A zeroed pool that fits this model."""

@@ -29,11 +29,14 @@ from inference.kernels.kv_storage import KVStorage
 from inference.kernels.reference import rms_norm
 from inference.kernels.scratch import Scratch
 from inference.kernels.thread_choice import ThreadChoice
+from inference.model.base import RunKernels, run_here
 from inference.model.block import Block, Calls
 from inference.model.layer import Attention, FeedForward, Layer
 from inference.model.rope import rope_tables
 from inference.model.tensors import Tensors
 from inference.types import F32, ForwardBatch
+
+WEIGHT_BYTES = 4  # of a parameter, whatever its type in the file
 
 
 class DecoderModel(ABC):
@@ -60,17 +63,18 @@ class DecoderModel(ABC):
         num_threads: int,
         max_model_len: int,
         on_progress: Callable[[float], None],
+        run_kernels: RunKernels = run_here,
         clock: Callable[[], float] = time.perf_counter,
     ) -> None:
         self.config: ModelConfig = model_file.config
         self._blas = Blas()
         self._num_threads = num_threads or num_cores()
-        self._head_lanes = self._probe_head()  # needs as much memory as the embedding, which is not there yet
+        self._head_lanes = run_kernels(self._probe_head)  # takes as much memory as the embedding: before that is there
         self._read(model_file, on_progress)
         self._rope = rope_tables(self.config, max_model_len or self.config.max_position_embeddings)
         self._windows = tuple({self.config.window(layer) for layer in range(self.config.num_hidden_layers)})
         self._clock = clock
-        arithmetic = self._probe_layers()
+        arithmetic = run_kernels(self._probe_layers)
         self._thread_choice = ThreadChoice(self._alone.num_threads)
         self._scratches: SimpleQueue[Scratch] = SimpleQueue()
         for _ in range(self._num_threads):
@@ -212,6 +216,7 @@ class DecoderModel(ABC):
         self._norm = whole.norm("model.norm.weight")  # (C, 1)
         self._head = self._embedding if config.tie_word_embeddings else whole.matrix("lm_head.weight")  # (V, C)
         self.num_parameters = sum(math.prod(shape) for shape in expected_shapes(config).values())
+        self.weight_bytes = WEIGHT_BYTES * self.num_parameters
         on_progress(1.0)
 
     def _probe_head(self) -> tuple[Lanes, ...]:

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable
 
 from inference.errors import UnsupportedModelError
+from inference.formats.architectures import expected_shapes
 from inference.formats.base import ModelFile
-from inference.model.base import Model
-from inference.model.decoder import DecoderModel
+from inference.model.base import Model, RunKernels, run_here
+from inference.model.decoder import WEIGHT_BYTES, DecoderModel
 from inference.model.gemma3_text import Gemma3TextModel
 from inference.model.llama import LlamaModel
 from inference.model.mistral import MistralModel
@@ -35,9 +37,14 @@ _ARCHITECTURES: dict[str, type[DecoderModel]] = {
 
 
 def load_model(
-    model_file: ModelFile, *, num_threads: int = 0, max_model_len: int = 0, on_progress: ProgressFn | None = None
+    model_file: ModelFile,
+    *,
+    num_threads: int = 0,
+    max_model_len: int = 0,
+    on_progress: ProgressFn | None = None,
+    run_kernels: RunKernels = run_here,
 ) -> Model:
-    """Reads the weights and returns a model ready to run.
+    """Reads the weights and returns a model ready to run. What uses the kernels goes through run_kernels.
 
     num_threads 0 means one per core. max_model_len is the window it will be run with, which some models choose their
     rotary frequencies by; 0: what it was made for. Raises UnsupportedModelError, with the known architectures, for one
@@ -56,4 +63,10 @@ def load_model(
         num_threads=num_threads,
         max_model_len=max_model_len,
         on_progress=on_progress or (lambda fraction: None),
+        run_kernels=run_kernels,
     )
+
+
+def estimate_weight_bytes(model_file: ModelFile) -> int:
+    """Memory that the weights will take once they are loaded. Looks at the config only."""
+    return WEIGHT_BYTES * sum(math.prod(shape) for shape in expected_shapes(model_file.config).values())

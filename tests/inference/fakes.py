@@ -70,6 +70,7 @@ class MarkerModel:
     kernel_tier = "fake"
     fingerprint = "feed"
     num_parameters = 0
+    weight_bytes = 0
 
     def __init__(self, max_position_embeddings: int = 512) -> None:
         self.config = ModelConfig(

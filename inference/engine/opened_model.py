@@ -1,0 +1,75 @@
+"""OpenedModel: a model without its weights. Prompts are built and counted with it, and what loading it takes is known.
+
+So a message can be checked and stored while its model is still being loaded.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from pathlib import Path
+
+from inference.config import EngineConfig, ModelConfig
+from inference.formats.base import ModelFile
+from inference.formats.model_file import open_model_file
+from inference.kernels.kv_storage import bytes_per_token
+from inference.model.registry import estimate_weight_bytes
+from inference.tokenizer.chat_template import ChatTemplate
+from inference.tokenizer.tokenizer import Tokenizer
+
+
+@dataclass(frozen=True, slots=True)
+class OpenedModel:
+    """Safe from any thread. weight_bytes and pool_bytes are estimates until the engine states its own."""
+
+    model_file: ModelFile
+    tokenizer: Tokenizer
+    chat_template: ChatTemplate
+    config: EngineConfig
+    max_model_len: int  # the window: prompt and reply together
+    weight_bytes: int
+    pool_bytes: int
+
+    @property
+    def name(self) -> str:
+        return self.model_file.name
+
+    @property
+    def memory_bytes(self) -> int:
+        return self.weight_bytes + self.pool_bytes
+
+    @property
+    def notes(self) -> tuple[str, ...]:
+        """Sentences for whoever runs the model: what is left out of it, what its template does to the history."""
+        return (*self.model_file.notes, *self.chat_template.history_notes)
+
+
+def open_model(path: Path | str, config: EngineConfig) -> OpenedModel:
+    """Open the file, its tokenizer and its chat template: tens of milliseconds, up to a second for large vocabularies.
+
+    Raises ModelFileError, UnsupportedModelError, TemplateError, and ValueError for a configuration that the model rules
+    out.
+    """
+    model_file = open_model_file(path)
+    max_model_len = window_of(model_file.config, config)
+    tokenizer = Tokenizer(model_file.tokenizer_spec)
+    sizes = model_file.config
+    return OpenedModel(
+        model_file,
+        tokenizer,
+        ChatTemplate(tokenizer, model_file.chat_template),
+        config,
+        max_model_len,
+        weight_bytes=estimate_weight_bytes(model_file),
+        pool_bytes=config.num_blocks
+        * config.block_size
+        * bytes_per_token(sizes.num_hidden_layers, sizes.num_key_value_heads, sizes.head_dim),
+    )
+
+
+def window_of(model: ModelConfig, config: EngineConfig) -> int:
+    """Tokens that prompt and reply may have together: what the model was trained for, or less if the configuration says
+    so or the pool holds no more. Raises ValueError when the configuration asks for more than the model has."""
+    window = config.max_model_len or model.max_position_embeddings
+    if window > model.max_position_embeddings:
+        raise ValueError(f"max_model_len is {window}, the model holds {model.max_position_embeddings}")
+    return min(window, config.num_blocks * config.block_size)
