@@ -27,6 +27,7 @@ from inference.config import EngineConfig
 from inference.engine.llm_engine import LLMEngine, ProgressFn, load_engine
 from inference.engine.worker import Worker
 from inference.errors import EngineStopped, InferenceError, PoolTooLarge, PromptTooLong, QueueFull, TemplateError
+from inference.formats.inspect import model_files, model_name
 from inference.inspection import ModelFacts, inspect_model
 from inference.types import (
     ChatMessage,
@@ -62,6 +63,8 @@ __all__ = [
     "Ticket",
     "TokenEvent",
     "inspect_model",
+    "model_files",
+    "model_name",
 ]
 
 

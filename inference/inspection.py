@@ -13,7 +13,7 @@ from pathlib import Path
 from inference.errors import InferenceError
 from inference.formats.architectures import expected_shapes
 from inference.formats.base import ModelFile
-from inference.formats.inspect import files_of, kind_of, name_of, stated_architecture
+from inference.formats.inspect import kind_of, model_files, model_name, stated_architecture
 from inference.formats.model_file import open_model_file
 from inference.kernels.kv_storage import bytes_per_token
 from inference.tokenizer.chat_template import ChatTemplate
@@ -50,8 +50,8 @@ def inspect_model(path: Path | str) -> ModelFacts:
     path = Path(path)
     facts = ModelFacts(path.name, path, "")
     try:
-        facts = replace(facts, name=name_of(path), kind=kind_of(path))
-        facts = replace(facts, num_bytes=sum(file.stat().st_size for file in files_of(path)))
+        facts = replace(facts, name=model_name(path), kind=kind_of(path))
+        facts = replace(facts, num_bytes=sum(file.stat().st_size for file in model_files(path)))
         model_file = open_model_file(path)
     except (InferenceError, OSError) as error:
         return replace(facts, architecture=stated_architecture(path), problem=_sentence(error))

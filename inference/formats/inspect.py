@@ -1,6 +1,7 @@
 """What can be said about a model file that cannot be opened: its kind, its files, what it says that it is.
 
-Looks at names, sizes and one field; whether the rest is sound is found out by open_model_file.
+Looks at names, sizes and one field; whether the rest is sound is found out by open_model_file. os.path is asked what is
+a directory: unlike Path it has no exceptions for what may not be looked at.
 """
 
 from __future__ import annotations
@@ -20,22 +21,22 @@ GGUF, SAFETENSORS = "GGUF", "safetensors"
 
 def kind_of(path: Path) -> str:
     """GGUF or SAFETENSORS, by the name: a model of the latter kind is a directory."""
-    return SAFETENSORS if path.is_dir() or path.suffix == ".safetensors" else GGUF
+    return SAFETENSORS if os.path.isdir(path) or path.suffix == ".safetensors" else GGUF
 
 
-def name_of(path: Path) -> str:
+def model_name(path: Path) -> str:
     """What the model is called once it is loaded: the directory, or the file without its ending and number."""
-    if path.is_dir():
-        return path.resolve().name
+    if os.path.isdir(path):
+        return os.path.basename(os.path.realpath(path))
     named = PART_NAME.fullmatch(path.name)
     return named["stem"] if named else path.stem
 
 
-def files_of(path: Path) -> tuple[Path, ...]:
+def model_files(path: Path) -> tuple[Path, ...]:
     """The regular files that make up the model, by name: all of a directory, all parts that are there of a split file.
 
     Raises OSError when the directory cannot be listed."""
-    if path.is_dir():
+    if os.path.isdir(path):
         return tuple(sorted(Path(entry.path) for entry in os.scandir(path) if entry.is_file()))
     named = PART_NAME.fullmatch(path.name)
     if named is None:
@@ -48,10 +49,10 @@ def files_of(path: Path) -> tuple[Path, ...]:
 def stated_architecture(path: Path) -> str:
     """What the file calls its architecture, known to us or not; "" when it does not say."""
     try:
-        if path.is_dir():
+        if os.path.isdir(path):
             stated: object = read_json(path / "config.json").get("model_type")
         else:
-            first = next(iter(files_of(path)), path)  # of a split file, the one that holds the metadata
+            first = next(iter(model_files(path)), path)  # of a split file, the one that holds the metadata
             stated = read_header(first, map_file(first)).metadata.get("general.architecture")
     except (ModelFileError, OSError):
         return ""
