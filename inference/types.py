@@ -190,11 +190,14 @@ class ChatMessage:
 
     With token_ids (what the model itself once generated, without the end-of-turn token) those ids are used as they are;
     otherwise content is encoded as plain text, control tokens impossible.
+    is_stripped: the ids are the answer alone, the thinking in front of it has been taken away. Then there stands before
+    them what the template writes before earlier replies, not what stood there when the reply was generated.
     """
 
     role: str
     content: str
     token_ids: tuple[int, ...] | None = None
+    is_stripped: bool = False
 
 
 @dataclass(frozen=True, slots=True)

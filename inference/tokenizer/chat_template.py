@@ -15,7 +15,7 @@ import hashlib
 import re
 from collections.abc import Sequence
 from contextlib import suppress
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 
@@ -26,7 +26,8 @@ from inference.tokenizer.layout import Layout, locate, marks, split_marks
 from inference.tokenizer.sandbox import Sandbox
 from inference.tokenizer.sealing import Piece, Sealer, Seals
 from inference.tokenizer.span_cache import SpanCache
-from inference.tokenizer.template_lint import TurnCost, history_notes
+from inference.tokenizer.template_lint import TurnCost, history_notes, removes_thinking
+from inference.tokenizer.thinking import ThinkingMarks, find_marks
 from inference.tokenizer.tokenizer import EncodedSpan, Tokenizer
 from inference.types import I32, ChatMessage, Prompt
 
@@ -43,8 +44,25 @@ ROLE = re.compile(r"[a-z_]{1,32}")
 PROBE_IDS = (0,)  # stands for any reply; only where it lands matters
 PROBE_DAY = datetime.date(2024, 7, 26)
 MAX_CACHED_HEAD_CHARS = 1 << 20
-HeadKey = tuple[datetime.date | None, str, tuple[str, ...]]  # day, role, leading system prompts
-BUILDER_VERSION = 2  # part of the fingerprint: raise it when the same messages would give other ids
+BUILDER_VERSION = 3  # part of the fingerprint: raise it when the same messages would give other ids
+
+
+class Variables(NamedTuple):
+    """What a prompt tells the template besides the messages."""
+
+    add_generation_prompt: bool = True
+    today: datetime.date | None = None
+    is_thinking_off: bool = False
+
+
+HeadKey = tuple[Variables, str, tuple[str, ...]]  # variables, role, leading system prompts
+
+
+class Headers(NamedTuple):
+    """What the template writes in front of a reply that is there, and in front of one that is to be generated."""
+
+    earlier: str = ""
+    generation_prompt: str = ""
 
 
 class ChatTemplate:
@@ -55,6 +73,8 @@ class ChatTemplate:
                       is replayed in the next prompt, where <|im_start|> would begin a turn
     is_prefix_stable  the prompt of a turn plus its reply begins the prompt of the next turn, so that it can be reused;
                       false for templates that write differently about a message once others have followed
+    strips_thinking   the template leaves the thinking out of earlier replies
+    can_switch_thinking  the template knows enable_thinking
     history_notes     sentences about what the template does to earlier messages, and what that costs; often none
     fingerprint       hex; changes when the same messages would give other ids
 
@@ -71,18 +91,21 @@ class ChatTemplate:
         self._tokenizer = tokenizer
         self._sandbox = Sandbox(source)
         self._sealer = Sealer(tokenizer.controls)
-        self._reply_header, self._generation_prompt = "", ""
+        self._headers = (Headers(), Headers())  # with thinking, and with thinking switched off
         self._control_ids = {
             token: EncodedSpan(np.array([token], np.int32), ()) for token in tokenizer.special_tokens.values()
         }
         self._heads: SpanCache[HeadKey, I32] = SpanCache(MAX_CACHED_HEAD_CHARS, lambda key: len("".join(key[2])))
         facts = f"{BUILDER_VERSION}\0{tokenizer.fingerprint}\0{source}"
         self.fingerprint: str = hashlib.sha256(facts.encode()).hexdigest()
-        self._reply_header, self._generation_prompt = self._find_headers()
+        self._headers = self._find_headers(is_thinking_off=False), self._find_headers(is_thinking_off=True)
         self.stop_token_ids: tuple[int, ...] = self._find_stop_token_ids()
         costs = self._turn_costs()
         self.is_prefix_stable: bool = not any(cost.num_reread for cost in costs)
         self.history_notes: tuple[str, ...] = history_notes(self._probe, costs)
+        self.can_switch_thinking: bool = self._find_switch()
+        marks = self.thinking_marks()
+        self.strips_thinking: bool = marks is not None and removes_thinking(self._probe, marks.open, marks.close)
 
     def build(
         self,
@@ -90,6 +113,7 @@ class ChatTemplate:
         *,
         add_generation_prompt: bool = True,
         today: datetime.date | None = None,
+        is_thinking_off: bool = False,
     ) -> Prompt:
         """Prompt ids, where each message lies in them, and how long the public head is.
 
@@ -99,11 +123,18 @@ class ChatTemplate:
         today: what a template is told when it asks for the date. It must be the same for every prompt of a
         conversation, such as the day on which that began: the date stands in front of the history. Without it there is
         no date, and templates that can not do without one refuse.
+        is_thinking_off: the model is told to answer at once, where the template knows enable_thinking.
         Cost: with everything encoded before, a few milliseconds per thousand messages.
         Raises TemplateError, with the line, when the template refuses the conversation.
         """
-        ids, spans = self._assemble(messages, add_generation_prompt, today)
-        return Prompt(ids=ids, spans=spans, num_public_tokens=self._num_public_tokens(messages, ids, today))
+        variables = Variables(add_generation_prompt, today, is_thinking_off)
+        ids, spans = self._assemble(messages, variables)
+        return Prompt(ids=ids, spans=spans, num_public_tokens=self._num_public_tokens(messages, ids, variables))
+
+    def thinking_marks(self, *, is_thinking_off: bool = False) -> ThinkingMarks | None:
+        """How replies mark their thinking; None for a model that is not known to think."""
+        generation_prompt = self._headers[is_thinking_off].generation_prompt
+        return find_marks(self.source, generation_prompt, self._tokenizer.special_tokens)
 
     def render(
         self,
@@ -111,70 +142,71 @@ class ChatTemplate:
         *,
         add_generation_prompt: bool = True,
         today: datetime.date | None = None,
+        is_thinking_off: bool = False,
     ) -> str:
         """The text that the template makes of the messages; token_ids are ignored."""
-        return self._render(messages, [message.content for message in messages], add_generation_prompt, today)
+        variables = Variables(add_generation_prompt, today, is_thinking_off)
+        return self._render(messages, [message.content for message in messages], variables)
 
     def _render(
         self,
         messages: Sequence[ChatMessage],
         contents: Sequence[str],
-        add_generation_prompt: bool,
-        today: datetime.date | None,
+        variables: Variables,
     ) -> str:
         dicts: list[dict[str, Any]] = []
         for message, content in zip(messages, contents, strict=True):
             if not ROLE.fullmatch(message.role):
                 raise TemplateError(f"role {message.role[:40]!r}, lower-case letters are expected")
             dicts.append({"role": message.role, "content": content})
-        variables: dict[str, Any] = {
+        names: dict[str, Any] = {
             **self._tokenizer.named_tokens,
-            "add_generation_prompt": add_generation_prompt,
+            "add_generation_prompt": variables.add_generation_prompt,
             "tools": None,
             "documents": None,
         }
-        if today is not None:
-            variables["strftime_now"] = strftime_of(today)
-        return self._sandbox.render(dicts, variables)
+        if variables.today is not None:
+            names["strftime_now"] = strftime_of(variables.today)
+        if variables.is_thinking_off:
+            names["enable_thinking"] = False
+        return self._sandbox.render(dicts, names)
 
     def _assemble(
-        self, messages: Sequence[ChatMessage], add_generation_prompt: bool, today: datetime.date | None
+        self, messages: Sequence[ChatMessage], variables: Variables
     ) -> tuple[I32, tuple[tuple[int, int], ...]]:
         """Ids, and the token range of each message."""
         texts = [message.content for message in messages if message.token_ids is None]
         seals = self._sealer.open_seals(texts, self.source)
-        layout = self._layout(messages, seals.mark, add_generation_prompt, today)
+        layout = self._layout(messages, seals.mark, variables)
         if not self._sandbox.is_transparent:
             contents = [
                 seals.seal_text(message.content) if message.token_ids is None else seals.seal(message.token_ids)
                 for message in messages
             ]
-            layout = locate(self._render(messages, contents, add_generation_prompt, today), contents, layout)
-        draft, places = self._draft(messages, layout, seals)
+            layout = locate(self._render(messages, contents, variables), contents, layout)
+        draft, places = self._draft(messages, layout, seals, self._headers[variables.is_thinking_off])
         encoded = draft.encode(self._tokenizer)
         return encoded.ids, tuple(encoded.token_range(start, stop) for start, stop in places)
 
-    def _layout(
-        self, messages: Sequence[ChatMessage], mark: str, add_generation_prompt: bool, today: datetime.date | None
-    ) -> Layout:
+    def _layout(self, messages: Sequence[ChatMessage], mark: str, variables: Variables) -> Layout:
         """What stands around the messages.
 
         A mark is something where nothing was said, and templates do ask whether there is a system prompt. Then nothing
         stands there in the marked rendering either.
         """
         names = marks(mark, len(messages))
-        rendered = self._render(messages, names, add_generation_prompt, today)
+        rendered = self._render(messages, names, variables)
         blank = [i for i, message in enumerate(messages) if message.token_ids is None and not message.content.strip()]
         if blank and not self._sandbox.is_transparent:
             expected, contents = rendered, list(names)
             for i in blank:
                 expected, contents[i] = expected.replace(names[i], messages[i].content), messages[i].content
-            found = self._render(messages, contents, add_generation_prompt, today)
+            found = self._render(messages, contents, variables)
             rendered = rendered if found == expected else found
         return split_marks(rendered, mark)
 
     def _draft(
-        self, messages: Sequence[ChatMessage], layout: Layout, seals: Seals
+        self, messages: Sequence[ChatMessage], layout: Layout, seals: Seals, headers: Headers
     ) -> tuple[Draft, list[tuple[Place, Place]]]:
         """Put template and messages together; note where in the draft the messages come to lie.
 
@@ -185,8 +217,9 @@ class ChatTemplate:
         gaps: dict[str, list[Piece]] = {}
         for gap, number, content in layout.parts:
             message = messages[number]
-            if message.token_ids is not None and message.role == "assistant" and gap.endswith(self._reply_header):
-                gap = gap.removesuffix(self._reply_header) + self._generation_prompt
+            is_replayed = message.token_ids is not None and not message.is_stripped and message.role == "assistant"
+            if is_replayed and gap.endswith(headers.earlier):
+                gap = gap.removesuffix(headers.earlier) + headers.generation_prompt
             if gap not in gaps:
                 gaps[gap] = seals.cut(gap)
             self._add(draft, gaps[gap])
@@ -215,40 +248,52 @@ class ChatTemplate:
             else:
                 draft.add_text(text if original is None else original)
 
-    def _num_public_tokens(self, messages: Sequence[ChatMessage], ids: I32, today: datetime.date | None) -> int:
+    def _num_public_tokens(self, messages: Sequence[ChatMessage], ids: I32, variables: Variables) -> int:
         """How many ids at the head say nothing about any message but the leading system ones."""
         num_leading = next((i for i, message in enumerate(messages) if message.role != "system"), len(messages))
         leading = messages[:num_leading]
         if any(message.token_ids is not None for message in leading):
             return 0  # a system prompt that a model has written is nobody's common property
         role = messages[num_leading].role if num_leading < len(messages) else "user"
-        key = (today, role, tuple(message.content for message in leading))
+        key = (variables._replace(add_generation_prompt=False), role, tuple(message.content for message in leading))
         (head,) = self._heads.get_all([key], lambda keys: [self._public_head(*key) for key in keys])
         return len(head) if np.array_equal(ids[: len(head)], head) else 0
 
-    def _public_head(self, today: datetime.date | None, role: str, system_prompts: tuple[str, ...]) -> I32:
+    def _public_head(self, variables: Variables, role: str, system_prompts: tuple[str, ...]) -> I32:
         """Ids up to the last control token before the first message that is not the system's."""
         messages = [ChatMessage("system", text) for text in system_prompts]
-        ids, spans = self._assemble([*messages, ChatMessage(role, "", PROBE_IDS)], False, today)
+        ids, spans = self._assemble([*messages, ChatMessage(role, "", PROBE_IDS)], variables)
         num_public = spans[-1][0]
         while num_public and int(ids[num_public - 1]) not in self._control_ids:
             num_public -= 1
         return ids[:num_public]
 
-    def _find_headers(self) -> tuple[str, str]:
-        """What the template writes in front of a reply that is there, and in front of one that is to be generated."""
+    def _find_headers(self, *, is_thinking_off: bool) -> Headers:
+        """The reply that is there is an earlier one: something has been said after it."""
         mark = self._sealer.open_seals((), self.source).mark
-        conversation = [ChatMessage("user", mark), ChatMessage("assistant", mark)]
-        ended = self._probe(conversation[:1], False).partition(mark)[2]
-        asked = self._probe(conversation[:1]).partition(mark)[2]
-        answered = self._probe(conversation, False).partition(mark)[2].partition(mark)[0]
-        if not asked.startswith(ended) or not answered.startswith(ended):
-            return "", ""  # the template ends a last message in a way of its own: is_prefix_stable will say so
-        return answered.removeprefix(ended), asked.removeprefix(ended)
+        asked, answer = ChatMessage("user", mark), ChatMessage("assistant", mark)
+
+        def after_question(messages: list[ChatMessage], add_generation_prompt: bool) -> str:
+            rendered = self._probe(messages, add_generation_prompt, is_thinking_off=is_thinking_off)
+            return rendered.split(mark, 2)[1] if rendered.count(mark) else ""
+
+        ended = after_question([asked], False)
+        opened = after_question([asked], True)
+        answered = after_question([asked, answer, asked], False)
+        if not opened.startswith(ended) or not answered.startswith(ended):
+            return Headers()  # the template ends a last message in a way of its own: is_prefix_stable will say so
+        return Headers(answered.removeprefix(ended), opened.removeprefix(ended))
+
+    def _find_switch(self) -> bool:
+        """Whether a prompt says something else with enable_thinking set to false."""
+        if "enable_thinking" not in self.source:
+            return False
+        conversation = [ChatMessage("user", "1")]
+        return self._probe(conversation) != self._probe(conversation, is_thinking_off=True)
 
     def _find_stop_token_ids(self) -> tuple[int, ...]:
         conversation = [ChatMessage("user", "1"), ChatMessage("assistant", "", PROBE_IDS)]
-        ids, spans = self._assemble(conversation, False, PROBE_DAY)
+        ids, spans = self._assemble(conversation, Variables(False, PROBE_DAY))
         after = ids[spans[-1][1] :].tolist()
         written = next((index for index, token in enumerate(after) if token in self._control_ids), None)
         stops = self._tokenizer.eos_token_ids
@@ -267,7 +312,8 @@ class ChatTemplate:
         texts = self._tokenizer.special_tokens
         turns = [ChatMessage("user", "1"), ChatMessage("assistant", "2"), ChatMessage("user", "3")]
         written = self._probe(turns)
-        markup = {text for text in texts if (text in self._reply_header) != (text in self._generation_prompt)}
+        headers = self._headers[False]
+        markup = {text for text in texts if (text in headers.earlier) != (text in headers.generation_prompt)}
         for text in texts:
             other = text[:1] + text[2:] if text[1:2] == "/" else f"{text[:1]}/{text[1:]}"
             if other in texts and text not in written and (text in self.source or other in self.source):
@@ -284,16 +330,20 @@ class ChatTemplate:
     def _turn_cost(self, leading: list[ChatMessage]) -> TurnCost:
         first = [*leading, ChatMessage("user", "1")]
         later = [*first, ChatMessage("assistant", "", PROBE_IDS), ChatMessage("user", "2")]
-        now, _ = self._assemble(first, True, PROBE_DAY)
-        then, _ = self._assemble(later, True, PROBE_DAY)
+        now, _ = self._assemble(first, Variables(today=PROBE_DAY))
+        then, _ = self._assemble(later, Variables(today=PROBE_DAY))
         kept = np.concatenate([now, np.array(PROBE_IDS, np.int32)])
         size = min(len(kept), len(then))
         differing = np.flatnonzero(kept[:size] != then[:size])
         num_shared = int(differing[0]) if len(differing) else size
         return TurnCost(len(kept), len(kept) - num_shared, has_system_prompt=bool(leading))
 
-    def _probe(self, messages: Sequence[ChatMessage], add_generation_prompt: bool = True) -> str:
-        return self.render(messages, add_generation_prompt=add_generation_prompt, today=PROBE_DAY)
+    def _probe(
+        self, messages: Sequence[ChatMessage], add_generation_prompt: bool = True, *, is_thinking_off: bool = False
+    ) -> str:
+        return self.render(
+            messages, add_generation_prompt=add_generation_prompt, today=PROBE_DAY, is_thinking_off=is_thinking_off
+        )
 
 
 def _known(ids: Sequence[int]) -> EncodedSpan:

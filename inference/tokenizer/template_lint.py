@@ -9,10 +9,12 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
+from inference.tokenizer.thinking import PAIRS
 from inference.types import ChatMessage
 
 THOUGHT, ANSWER = "Sirius", "Procyon"  # words that no template writes by itself
 _REPLAYED = "replies keep them here, because they are replayed as they were generated"
+_THOUGHT = "whether they are replayed nevertheless is for each preset to say"
 
 
 @dataclass(frozen=True, slots=True)
@@ -24,20 +26,20 @@ class TurnCost:
     has_system_prompt: bool
 
 
-def history_notes(render: Callable[[Sequence[ChatMessage]], str], costs: Sequence[TurnCost]) -> tuple[str, ...]:
+Render = Callable[[Sequence[ChatMessage]], str]
+
+
+def history_notes(render: Render, costs: Sequence[TurnCost]) -> tuple[str, ...]:
     """Sentences about what the template rewrites; none for one that leaves the history alone. costs: of the same turn,
     without a system prompt first."""
 
-    def rendered(reply: str) -> str:
-        return render([ChatMessage("user", "1"), ChatMessage("assistant", reply), ChatMessage("user", "2")])
-
     notes = []
-    for before, after in (("<think>\n", "\n</think>\n\n"), ("[THINK]", "[/THINK]")):
-        shown = rendered(f"{before}{THOUGHT}{after}{ANSWER}")
-        if ANSWER in shown and THOUGHT not in shown:
-            notes.append(f"the template removes {before.strip()} blocks from earlier replies; {_REPLAYED}")
+    for opening, closing in PAIRS:
+        if removes_thinking(render, opening, closing):
+            notes.append(f"the template removes {opening} blocks from earlier replies; {_THOUGHT}")
+            break
     padded = f"  {ANSWER} \n\n"
-    if padded not in rendered(padded):
+    if padded not in _as_earlier_reply(render, padded):
         notes.append(f"the template trims spaces and line breaks around what was said; {_REPLAYED}")
     cost = next((cost for cost in costs if cost.num_reread), None)
     if cost is not None:
@@ -47,3 +49,13 @@ def history_notes(render: Callable[[Sequence[ChatMessage]], str], costs: Sequenc
             f"of a short turn of {cost.num_tokens} tokens, {cost.num_reread} are read again, and so is all behind them"
         )
     return tuple(notes)
+
+
+def removes_thinking(render: Render, opening: str, closing: str) -> bool:
+    """Whether the template leaves a block between these marks out of an earlier reply, and the answer in."""
+    shown = _as_earlier_reply(render, f"{opening}\n{THOUGHT}\n{closing}\n\n{ANSWER}")
+    return ANSWER in shown and THOUGHT not in shown
+
+
+def _as_earlier_reply(render: Render, reply: str) -> str:
+    return render([ChatMessage("user", "1"), ChatMessage("assistant", reply), ChatMessage("user", "2")])
