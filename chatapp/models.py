@@ -37,6 +37,18 @@ class ContextPolicy(models.TextChoices):
     FULL = "full", _("Refuse when full")
 
 
+class ThinkingInHistory(models.TextChoices):
+    """Whether what a thinking model thought before an answer stays in the prompts of later turns.
+
+    Kept thinking is replayed token by token, and its KV is reused. Without it prompts are shorter, and the KV of each
+    answer has to be computed once more, which the engine does as soon as it is idle.
+    """
+
+    TEMPLATE = "template", _("As the model's template does")
+    KEEP = "keep", _("Keep it")
+    STRIP = "strip", _("Take it out")
+
+
 class Preset(models.Model):
     """A system prompt with sampling values. Public ones (no owner, made in the admin) are offered to everybody."""
 
@@ -50,6 +62,13 @@ class Preset(models.Model):
     context_policy = models.CharField(
         _("context policy"), max_length=16, choices=ContextPolicy.choices, default=ContextPolicy.FULL
     )
+    thinking_in_history = models.CharField(
+        _("thinking in later prompts"),
+        max_length=16,
+        choices=ThinkingInHistory.choices,
+        default=ThinkingInHistory.TEMPLATE,
+    )
+    is_thinking_off = models.BooleanField(_("answers without thinking"), default=False)
     is_default = models.BooleanField(_("default"), default=False)
     created_at = models.DateTimeField(_("created"), auto_now_add=True)
 
@@ -111,6 +130,13 @@ class Conversation(models.Model):
     context_policy = models.CharField(
         _("context policy"), max_length=16, choices=ContextPolicy.choices, default=ContextPolicy.FULL
     )
+    thinking_in_history = models.CharField(
+        _("thinking in later prompts"),
+        max_length=16,
+        choices=ThinkingInHistory.choices,
+        default=ThinkingInHistory.TEMPLATE,
+    )
+    is_thinking_off = models.BooleanField(_("answers without thinking"), default=False)
     active_leaf = models.ForeignKey(
         "Message", models.SET_NULL, null=True, blank=True, related_name="+", verbose_name=_("active leaf")
     )
@@ -170,6 +196,8 @@ class Message(models.Model):
 
     token_ids: little-endian u32, what the model generated for this text (without the end-of-turn token), valid only
     under token_fingerprint. client_id: made by whoever sends, so that the same send twice is stored once.
+    thinking_chars, thinking_tokens: so much at the head of text and token_ids is thinking, marks and the white space
+    behind them included. No tokens beside some characters: the answer begins inside a token.
     """
 
     id = models.UUIDField(primary_key=True, default=uuid.uuid4, editable=False)
@@ -190,6 +218,8 @@ class Message(models.Model):
     client_id = models.UUIDField(_("client id"), null=True, blank=True)
     token_ids = models.BinaryField(_("token ids"), null=True, blank=True)
     token_fingerprint = models.CharField(_("token fingerprint"), max_length=64, blank=True)
+    thinking_chars = models.PositiveIntegerField(_("characters of thinking"), default=0)
+    thinking_tokens = models.PositiveIntegerField(_("tokens of thinking"), default=0)
     position = models.PositiveIntegerField(_("position"))
     created_at = models.DateTimeField(_("created"), auto_now_add=True)
     finished_at = models.DateTimeField(_("finished"), null=True, blank=True)
@@ -241,16 +271,28 @@ class Message(models.Model):
         return None if self.token_ids is None else unpack_ids(self.token_ids)
 
     @property
+    def answer(self) -> str:
+        """The text without the thinking in front of it: what is copied, searched, exported and previewed."""
+        return self.text[self.thinking_chars :]
+
+    @property
     def is_open(self) -> bool:
         """Whether the turn that writes this message has not ended yet."""
         return self.status in OPEN_STATUSES
+
+
+class PrefixBreak(models.TextChoices):
+    """Why less of a prompt was reused than an earlier one had left behind."""
+
+    THINKING_STRIPPED = "thinking_stripped", _("Thinking was taken out")
 
 
 class Generation(models.Model):
     """One attempt to answer: which message it wrote, with which model and values, and what it cost.
 
     num_prompt_tokens = num_reused_ram + num_reused_disk + num_computed, enforced by the schema.
-    A message has several when it was continued; regenerate makes a new message.
+    A message has several when it was continued; regenerate makes a new message. thinking_s: how long the model has
+    thought about the message in all, attempts that this one continues included.
     """
 
     id = models.UUIDField(primary_key=True, default=uuid.uuid4, editable=False)
@@ -270,6 +312,8 @@ class Generation(models.Model):
     ttft_s = models.FloatField(_("time to first token, s"), default=0)
     prefill_s = models.FloatField(_("prefill, s"), default=0)
     decode_s = models.FloatField(_("decode, s"), default=0)
+    thinking_s = models.FloatField(_("thinking, s"), default=0)
+    prefix_break = models.CharField(_("prefix ended by"), max_length=32, choices=PrefixBreak.choices, blank=True)
     created_at = models.DateTimeField(_("created"), auto_now_add=True)
 
     class Meta:

@@ -6,8 +6,8 @@ from collections.abc import Sequence
 from typing import Any, ClassVar
 
 from django.contrib import admin
-from django.db.models import QuerySet
-from django.db.models.functions import Left
+from django.db.models import F, QuerySet
+from django.db.models.functions import Substr
 from django.forms import ModelForm
 from django.http import HttpRequest
 from django.utils.translation import gettext_lazy as _
@@ -34,7 +34,7 @@ _STATUS_COLOURS = {
 
 @admin.display(description=_("text"))
 def excerpt(message: Message) -> str:
-    """The beginning of the text, cut by the database: the rest is not read."""
+    """The beginning of the answer, cut by the database: the rest is not read."""
     text: str = message.excerpt  # type: ignore[attr-defined]  # annotated by with_excerpts
     return text + "…" if len(text) == _EXCERPT_CHARS else text or "–"  # the link to an empty one needs a place to click
 
@@ -47,7 +47,9 @@ def coloured_status(message: Message) -> tuple[str, str]:
 
 def with_excerpts(rows: QuerySet[Message]) -> QuerySet[Message]:
     """The rows without their texts and ids, which can be long."""
-    return rows.defer("text", "error", "token_ids").annotate(excerpt=Left("text", _EXCERPT_CHARS))
+    return rows.defer("text", "error", "token_ids").annotate(
+        excerpt=Substr("text", F("thinking_chars") + 1, _EXCERPT_CHARS)
+    )
 
 
 class MessageInline(ReadOnly, TabularInline):  # type: ignore[misc]  # unfold is untyped
@@ -89,7 +91,8 @@ class ConversationAdmin(BigTableAdmin):
     search_help_text = _("Title or name of the owner")
     fields = (
         *("title", "title_source", "owner", ("is_pinned", "is_archived"), "preset", "model_name"),
-        *("system_prompt", "system_prompt_is_public", "sampling", "context_policy", "created_at", "updated_at"),
+        *("system_prompt", "system_prompt_is_public", "sampling", "context_policy", "thinking_in_history"),
+        *("is_thinking_off", "created_at", "updated_at"),
     )
     readonly_fields = tuple(name for name in fields if name not in ("title", ("is_pinned", "is_archived")))
     inlines = (MessageInline,)
@@ -135,7 +138,7 @@ class MessageAdmin(ReadOnly, BigTableAdmin):
     ordering = ("-created_at", "-id")
     fields = (
         *("conversation", "parent", "role", "status", "position", "text", "error", "created_at", "finished_at"),
-        *("client_id", "num_token_ids", "token_fingerprint"),
+        *("client_id", "num_token_ids", "token_fingerprint", "thinking_chars", "thinking_tokens"),
     )
     list_columns = ("id", "role", "status", "position", "created_at", "conversation__title")
     inlines: ClassVar = (GenerationInline,)
@@ -181,7 +184,8 @@ class GenerationAdmin(ReadOnly, BigTableAdmin):
     fields = (
         *("message", "model_name", "model_fingerprint", "kernel_tier", "sampling", "seed", "finish_reason"),
         *("num_prompt_tokens", "num_reused_ram", "num_reused_disk", "num_computed", "reused_share"),
-        *("num_generated", "queue_s", "ttft_s", "prefill_s", "decode_s", "speed", "created_at"),
+        *("prefix_break", "num_generated", "queue_s", "ttft_s", "prefill_s", "decode_s", "thinking_s", "speed"),
+        "created_at",
     )
 
     def list_queryset(self, rows: QuerySet[Generation]) -> QuerySet[Generation]:

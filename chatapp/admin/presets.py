@@ -36,5 +36,8 @@ class PresetAdmin(ModelAdmin):  # type: ignore[misc]  # unfold is untyped
     list_select_related = ("owner",)
     search_fields = ("name", "owner__username")
     autocomplete_fields = ("owner",)
-    fields = ("name", "owner", "is_default", "system_prompt", "sampling", "context_policy")
+    fields = (
+        *("name", "owner", "is_default", "system_prompt", "sampling", "context_policy"),
+        *("thinking_in_history", "is_thinking_off"),
+    )
     show_full_result_count = False

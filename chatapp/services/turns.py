@@ -25,6 +25,7 @@ from chatapp.models import (
     Message,
     MessageStatus,
     Role,
+    ThinkingInHistory,
     TitleSource,
     User,
     pack_ids,
@@ -72,6 +73,8 @@ class GenerationNumbers:
     ttft_s: float = 0.0
     prefill_s: float = 0.0
     decode_s: float = 0.0
+    thinking_s: float = 0.0
+    prefix_break: str = ""
 
 
 @translated()
@@ -250,6 +253,8 @@ def _conversation_begin(user: User, conversation_id: UUID, text: str, preset_id:
         model_name=model.name if model else "",
         sampling=preset.sampling if preset else {},
         context_policy=preset.context_policy if preset else ContextPolicy.FULL,
+        thinking_in_history=preset.thinking_in_history if preset else ThinkingInHistory.TEMPLATE,
+        is_thinking_off=preset is not None and preset.is_thinking_off,
         updated_at=timezone.now(),
     )
     # Of two that come at once the second waits for the first here, then sees its rows.

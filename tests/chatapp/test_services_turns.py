@@ -11,7 +11,17 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from chatapp.errors import Conflict, Invalid, NotFound
-from chatapp.models import Conversation, Generation, Message, MessageStatus, Preset, Role, TitleSource, User
+from chatapp.models import (
+    Conversation,
+    Generation,
+    Message,
+    MessageStatus,
+    Preset,
+    Role,
+    ThinkingInHistory,
+    TitleSource,
+    User,
+)
 from chatapp.services import turns
 from chatapp.text import is_blank
 from chatapp.wire import MAX_MESSAGE_CHARS
@@ -211,14 +221,23 @@ def test_second_reply_is_refused_while_one_is_open(alice: User) -> None:
 
 
 def test_preset_is_frozen_at_creation(alice: User) -> None:
-    preset = Preset.objects.create(name="Pirate", system_prompt="Talk like a pirate.", sampling={"temperature": 0.1})
+    preset = Preset.objects.create(
+        name="Pirate",
+        system_prompt="Talk like a pirate.",
+        sampling={"temperature": 0.1},
+        thinking_in_history=ThinkingInHistory.STRIP,
+        is_thinking_off=True,
+    )
     rows = send(alice, preset_id=preset.id)
     preset.system_prompt = "Talk like a lawyer."
+    preset.thinking_in_history = ThinkingInHistory.KEEP
+    preset.is_thinking_off = False
     preset.save()
     conversation = Conversation.objects.get(id=rows.conversation.id)
     assert conversation.system_prompt == "Talk like a pirate."
     assert conversation.system_prompt_is_public
     assert conversation.sampling == {"temperature": 0.1}
+    assert (conversation.thinking_in_history, conversation.is_thinking_off) == (ThinkingInHistory.STRIP, True)
 
 
 def test_default_preset_is_taken_when_none_is_named(alice: User) -> None:
