@@ -5,7 +5,7 @@ Work is charged before it is done. Knows nothing about Jinja beyond the context 
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import ItemsView, KeysView, Mapping, ValuesView
 from typing import Any
 
 from jinja2.exceptions import SecurityError
@@ -19,7 +19,8 @@ CHARS_PER_UNIT = 16
 COMPARISONS_PER_UNIT = 1 << 10  # of characters, inside one search
 BASE_CHARS = 1 << 18  # no string, and no output, may be longer than this plus four times the input ...
 CHARS_PER_MESSAGE = 1 << 10  # ... plus this for what stands around each message
-MAX_INTEGER_BITS = 1 << 12
+MAX_INTEGER_BITS = 1 << 8  # so arithmetic and printing take no time worth counting
+VIEWS = KeysView | ValuesView | ItemsView
 BUDGET_KEY = "budget of this rendering"  # has spaces, so no template can name it
 
 
@@ -36,6 +37,7 @@ class Budget:
         self.output_chars = self.max_chars  # over everything written, captured blocks and macros included
 
     def charge(self, work: int) -> None:
+        assert work >= 0, work
         self.work -= work
         if self.work < 0:
             raise BudgetExceeded("the template does not come to an end")
@@ -59,7 +61,7 @@ class Budget:
             for key, item in value.items():
                 self.charge_deep(key)
                 self.charge_deep(item)
-        elif isinstance(value, list | tuple):
+        elif isinstance(value, list | tuple | VIEWS):
             for item in value:
                 self.charge_deep(item)
 
@@ -70,7 +72,12 @@ class Budget:
 
     def charge_flat(self, value: Any) -> None:
         """The items of the value are about to be walked or copied, and not looked into."""
-        self.charge(1 + (len(value) if isinstance(value, str | list | tuple | Mapping) else 0))
+        self.charge(1 + (len(value) if isinstance(value, str | list | tuple | Mapping | VIEWS) else 0))
+
+    def check_integer(self, value: Any) -> None:
+        """Raises BudgetExceeded for an integer that is too large to compute with."""
+        if isinstance(value, int) and value.bit_length() > MAX_INTEGER_BITS:
+            raise BudgetExceeded(f"an integer of {value.bit_length()} bits, at most {MAX_INTEGER_BITS} are allowed")
 
     def charge_output(self, num_chars: int) -> None:
         self.output_chars -= num_chars

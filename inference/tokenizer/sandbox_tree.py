@@ -9,6 +9,9 @@ from __future__ import annotations
 from jinja2 import nodes
 from jinja2.exceptions import TemplateAssertionError
 
+from inference.tokenizer.budget import MAX_INTEGER_BITS
+
+MAX_NODES = 10_000  # templates of models have a few thousand; compiling takes up to the square of them
 _BODIES = (nodes.For, nodes.Macro, nodes.CallBlock, nodes.Block)
 _FOREIGN = (nodes.Include, nodes.Import, nodes.FromImport, nodes.Extends)
 
@@ -17,6 +20,12 @@ def weave(tree: nodes.Template) -> nodes.Template:
     """The same template, paying as it goes. Raises TemplateAssertionError for what can not be made to pay."""
     for found in tree.find_all(_FOREIGN):
         raise TemplateAssertionError("a chat template stands alone: no include, import or extends", found.lineno)
+    for constant in tree.find_all(nodes.Const):
+        if isinstance(constant.value, int) and constant.value.bit_length() > MAX_INTEGER_BITS:
+            raise TemplateAssertionError(f"an integer of more than {MAX_INTEGER_BITS} bits", constant.lineno)
+    num_nodes = sum(1 for _ in tree.find_all(nodes.Node))
+    if num_nodes > MAX_NODES:
+        raise TemplateAssertionError(f"{num_nodes} parts, at most {MAX_NODES} are allowed", 1)
     _weave_children(tree)
     return tree
 
@@ -42,6 +51,10 @@ def _woven(node: nodes.Node) -> nodes.Node:
         return nodes.List(node.items, lineno=node.lineno)
     if isinstance(node, nodes.Getitem) and isinstance(node.arg, nodes.Slice):
         node.node = _filter("<flat>", node.node)
+    elif isinstance(node, nodes.Getitem):
+        node.arg = _deep(node.arg)  # a key is hashed, with all that is in it
+    if isinstance(node, nodes.Pair):
+        node.key = _deep(node.key)
     if isinstance(node, nodes.Compare):
         _weave_compare(node)
     return node

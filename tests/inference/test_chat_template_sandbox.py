@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import time
 import tracemalloc
+from contextlib import suppress
 
 import pytest
 from jinja2.ext import loopcontrols
@@ -99,6 +100,25 @@ BOMBS = {
     "trimming": "{% for i in range(9) %}{% set x = ('a' * 260000) | trim('b' * 250000 ~ 'a') %}{% endfor %}",
     "testing for lower case": "{% set s = 'a' * 260000 %}{% for i in range(90000) %}{{ s is lower }}{% endfor %}",
     "indenting": "{{ ('a\n' * 100000) | indent(8) }}",
+    "views of dicts that share": SHARING.replace("[ns.x, ns.x]", "{'a': ns.x, 'b': ns.x}.items()") + "{{ ns.x }}",
+    "values of dicts that share": SHARING.replace("[ns.x, ns.x]", "{'a': ns.x, 'b': ns.x}.values()")
+    + "{{ ns.x ~ '' }}",
+    "tuples as keys": "{% set n = namespace(x=1) %}"
+    "{% for i in range(40) %}{% set n.x = ({n.x: n.x}.items() | list)[0] %}{% endfor %}",
+    "a tuple as an index": "{% set n = namespace(x=1) %}{% for i in range(15) %}"
+    "{% set n.x = ({n.x: n.x}.items() | list)[0] %}{% endfor %}{% for i in range(9999) %}{% set y = {}[n.x] %}{% endfor %}",
+    "a tuple to join by": "{% set n = namespace(x=1) %}{% for i in range(15) %}"
+    "{% set n.x = ({n.x: n.x}.items() | list)[0] %}{% endfor %}{{ ([{}] * 9999) | join(attribute=n.x) }}",
+    "a long integer from text": "{% set n, m = ('f' * 200000) | int(base=16), ('f' * 100000) | int(base=16) %}"
+    "{% for i in range(9999) %}{% set x = n // m %}{% endfor %}",
+    "long integers by map": "{% set n = ['f' * 200000] | map('int', 0, 16) | first %}"
+    "{% for i in range(9999) %}{% if n is divisibleby 7 %}{% endif %}{% endfor %}",
+    "a long integer spelled out": "{% set n = " + "9" * 4000 + " %}"
+    "{% for i in range(9999) %}{% set x = n // 3 %}{% endfor %}",
+    "printing long integers": "{{ [2 ** 4000] * 90000 }}",
+    "a charge below nothing": "{{ [-10**9] | map('<enter>', -10**9) | list }}{% for i in range(10**7) %}{% endfor %}",
+    "a loop below nothing": "{{ [[1]] | map('<loop>', -10**9) | map('list') | list }}"
+    "{% for i in range(10**7) %}{% endfor %}",
 }
 
 
@@ -113,7 +133,20 @@ def test_a_bomb_is_stopped_before_it_takes_long(name: str) -> None:
 HUNGRY = [
     name
     for name in BOMBS
-    if name.split()[0] in ("doubling", "join", "replace", "splitting", "long", "slices", "json", "separators")
+    if name.split()[0]
+    in (
+        "doubling",
+        "join",
+        "replace",
+        "splitting",
+        "long",
+        "slices",
+        "json",
+        "separators",
+        "views",
+        "values",
+        "printing",
+    )
 ]
 
 
@@ -197,6 +230,31 @@ def test_there_is_no_clock_in_a_prompt_unless_a_day_is_handed_in() -> None:
 def test_a_template_of_a_megabyte_is_refused_unread() -> None:
     with pytest.raises(TemplateError, match="characters"):
         Sandbox("a" * (1 << 20))
+
+
+# Each is parsed, and compiled, in a time that grows faster than its length.
+CONVOLUTED = {
+    "many branches": "{% if a %}" + "{% elif b %}" * 4000 + "{% endif %}",
+    "many names": "".join(f"{{% if a %}}{{% set x{i} = 1 %}}{{% endif %}}" for i in range(1600)),
+    "many operands": "{{ a" + "~a" * 30000 + " }}",
+    "many comparisons": "{{ 1" + "<2" * 30000 + " }}",
+    "many blocks": "".join(f"{{% block b{i} %}}{{% set a{i} = 1 %}}{{% endblock %}}" for i in range(1200)),
+}
+
+
+@pytest.mark.parametrize("name", CONVOLUTED)
+def test_a_template_is_refused_before_compiling_it_takes_long(name: str) -> None:
+    source = CONVOLUTED[name]
+    assert len(source) < 1 << 16
+    began = time.process_time()
+    with suppress(TemplateError):
+        Sandbox(source)
+    assert time.process_time() - began < 1
+
+
+def test_whatever_a_template_does_wrong_is_an_error_of_the_template() -> None:
+    with pytest.raises(TemplateError, match="at least one item"):
+        render("{{ cycler() }}")
 
 
 def test_deep_nesting_is_refused() -> None:
