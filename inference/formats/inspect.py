@@ -11,10 +11,11 @@ import re
 from pathlib import Path
 
 from inference.errors import ModelFileError
+from inference.formats.architectures import GGUF_ARCHITECTURES
 from inference.formats.gguf_header import read_header
 from inference.formats.gguf_parts import PART_NAME
 from inference.formats.hf_config import read_config
-from inference.formats.mapping import map_file, read_json
+from inference.formats.mapping import map_file, parse_json, read_json
 
 GGUF, SAFETENSORS = "GGUF", "safetensors"
 
@@ -59,12 +60,21 @@ def stated_architecture(path: Path) -> str:
     return stated[:60] if isinstance(stated, str) else ""
 
 
-def check_config(path: Path) -> None:
-    """Whether a model of this config.json can be run, as far as that alone tells: before gigabytes are fetched.
+def problem_of_config(text: str) -> str:
+    """Why no model with this text as its config.json can be run, "" when nothing in it is against that."""
+    path = Path("config.json")
+    try:
+        read_config(path, parse_json(path, text), {})
+    except ModelFileError as error:
+        return str(error)
+    return ""
 
-    Raises ModelFileError, UnsupportedModelError.
-    """
-    read_config(path, read_json(path), {})
+
+def problem_of_gguf(architecture: str) -> str:
+    """Why no GGUF file that calls its architecture so can be run; "" otherwise."""
+    if architecture in GGUF_ARCHITECTURES:
+        return ""
+    return f"architecture {architecture[:60]!r} is not supported; known: {', '.join(GGUF_ARCHITECTURES)}"
 
 
 def _set_of(named: re.Match[str]) -> tuple[str, str]:

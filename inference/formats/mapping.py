@@ -70,8 +70,13 @@ def read_text(path: Path, max_bytes: int = MAX_JSON_BYTES) -> str:
 
 def read_json(path: Path) -> dict[str, Any]:
     """The JSON object in a small file. Raises ModelFileError when it is none."""
+    return parse_json(path, read_text(path))
+
+
+def parse_json(path: Path, text: str) -> dict[str, Any]:
+    """The JSON object that a file of this text holds. Raises ModelFileError when it is none."""
     try:
-        value = json.loads(read_text(path))
+        value = json.loads(text)
     except (ValueError, RecursionError) as error:
         raise ModelFileError(path, f"not JSON ({error})") from error
     if not isinstance(value, dict):

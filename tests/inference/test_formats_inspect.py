@@ -15,6 +15,7 @@ from hypothesis import strategies as st
 from inference.config import EngineConfig
 from inference.engine.llm_engine import load_engine
 from inference.formats.architectures import KNOWN_ARCHITECTURES
+from inference.formats.inspect import problem_of_config, problem_of_gguf
 from inference.inspection import inspect_model
 from tests.inference import tiny_models as tiny
 from tests.inference.test_formats_gguf_parts import split
@@ -146,3 +147,14 @@ def test_damage_anywhere_gives_a_sentence_and_never_an_exception(
     raw[start : len(raw) if is_cut else start + len(junk)] = junk
     (tmp_path / "broken.gguf").write_bytes(raw)
     assert inspect_model(tmp_path / "broken.gguf").name == "broken"
+
+
+def test_a_config_alone_tells_what_cannot_run() -> None:
+    text = (LLAMA / "config.json").read_text()
+    config = json.loads(text)
+    assert problem_of_config(text) == ""
+    assert "'mamba' is not supported; known: " in problem_of_config(json.dumps(config | {"model_type": "mamba"}))
+    assert "num_hidden_layers" in problem_of_config(json.dumps(config | {"num_hidden_layers": 0}))
+    assert "not JSON" in problem_of_config("<html>")
+    assert problem_of_gguf("qwen3moe") == ""
+    assert "'mamba' is not supported; known: " in problem_of_gguf("mamba")
