@@ -9,8 +9,8 @@ from types import TracebackType
 
 ExceptionInfo = tuple[type[BaseException], BaseException, TracebackType | None] | tuple[None, None, None]
 
-# C0, DEL, C1, the line and paragraph separators, and what reverses the direction of writing
-_CONTROL = re.compile("[\x00-\x1f\x7f-\x9f\u2028\u2029\u202a-\u202e\u2066-\u2069]")
+# C0, DEL, C1, the line and paragraph separators, what reverses the direction of writing, and what has no UTF-8
+_CONTROL = re.compile("[\x00-\x1f\x7f-\x9f\u2028\u2029\u202a-\u202e\u2066-\u2069\ud800-\udfff]")
 
 
 class LineFormatter(logging.Formatter):

@@ -89,13 +89,15 @@ def models_folder() -> Path:
 def _names(folder: Path) -> dict[str, Path]:
     """Name -> path of every model in the folder.
 
-    A name depends on nothing but the place in the folder. Only where two would be called the same (a/b and a--b, x/ and
-    x.gguf) the later one gets the beginning of a digest of its place.
+    A name depends on nothing but the place in the folder; x/x.gguf is called x, as parts in a folder of their own are.
+    Only where two would be called the same (a/b and a--b, x/ and x.gguf) the later one gets the beginning of a digest
+    of its place.
     """
     found: dict[str, Path] = {}
     for path in _models_in(folder, 0):
         place = path.relative_to(folder)
-        name = _plain(place.with_name(_called(path)).as_posix())
+        called = place.with_name(_called(path))
+        name = _plain((called.parent if called.parent.name == called.name else called).as_posix())
         found[name if name not in found else _with_digest(name, str(place))] = path
     return found
 
