@@ -27,7 +27,7 @@ from inference.config import EngineConfig
 from inference.engine.llm_engine import LLMEngine, ProgressFn, load_engine
 from inference.engine.worker import Worker
 from inference.errors import EngineStopped, InferenceError, PoolTooLarge, PromptTooLong, QueueFull, TemplateError
-from inference.formats.inspect import model_files, model_name
+from inference.formats.inspect import model_files, model_name, problem_of_config, problem_of_gguf
 from inference.inspection import ModelFacts, inspect_model
 from inference.types import (
     ChatMessage,
@@ -65,6 +65,8 @@ __all__ = [
     "inspect_model",
     "model_files",
     "model_name",
+    "problem_of_config",
+    "problem_of_gguf",
 ]
 
 
