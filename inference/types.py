@@ -26,6 +26,17 @@ class FinishReason(StrEnum):
     ERROR = "error"
 
 
+class MissCause(StrEnum):
+    """Why a prompt reused no more than it did, as far as the engine knows. Never guessed, never about other salts."""
+
+    NONE = ""  # all that can be reused was
+    NEW = "new"  # nothing of what follows is known to have been here: a first use, or a process that has forgotten
+    EVICTED = "evicted"  # it was here, and gave way to others
+    PURGED = "purged"  # it was here, and was purged, or could not be trusted
+    RESTORE_FAILED = "restore_failed"  # its file could not be used
+    DISABLED = "disabled"  # the cache is switched off
+
+
 class Stage(StrEnum):
     """Where a request is. The order is the order in which a request passes through them."""
 
@@ -112,6 +123,7 @@ class RequestStats:
 
     num_reused_ram + num_reused_disk + num_computed == num_prompt_tokens, always. What a preempted request had to
     compute again is counted in num_recomputed and nowhere else. All counts are 0 for a request that was never admitted.
+    Reuse is always of the beginning: it ends at token num_reused_ram + num_reused_disk, and miss_cause says why there.
     num_generated counts the stop token. Times in seconds; ttft_s from submission to the first token.
     """
 
@@ -119,6 +131,7 @@ class RequestStats:
     num_reused_ram: int = 0
     num_reused_disk: int = 0
     num_computed: int = 0
+    miss_cause: MissCause = MissCause.NONE
     num_recomputed: int = 0
     num_generated: int = 0
     queue_s: float = 0.0

@@ -180,6 +180,8 @@ class LLMEngine:
         self._report_queue()
         for sequence in self._scheduler.admitted:
             self._report(sequence, num_done=sequence.num_computed, num_total=sequence.num_tokens)
+            if sequence.kept_logits is not None:
+                self._take_token(sequence, sequence.kept_logits)
         return self._take_events()
 
     def run_step(self) -> list[Event]:
@@ -283,6 +285,9 @@ class LLMEngine:
             self._finish(sequence, FinishReason.ERROR, error=str(error), is_valid=False)
             return
         sequence.last_token_at = self.clock()
+        if sequence.num_generated == 0 and sequence.kept_logits is None:
+            self.cache.keep_logits(sequence.table, sequence.token_ids, logits)
+        sequence.kept_logits = None
         if sequence.num_generated == 0:
             sequence.first_token_at = sequence.last_token_at
         sequence.num_generated += 1
@@ -305,7 +310,7 @@ class LLMEngine:
         if not self._scheduler.finish(sequence, is_valid=is_valid):
             return
         del self._sequences[sequence.request_id]
-        if sequence.num_reused is None:
+        if sequence.reuse is None:
             sequence.last_token_at = self.clock()  # it has waited until now
         token_ids, text = sequence.reply.finish()
         stats = sequence.stats()

@@ -12,6 +12,7 @@ alone (LLMEngine.check_request), and the first in order is never the one to give
 from __future__ import annotations
 
 from bisect import insort
+from dataclasses import replace
 
 from inference.config import EngineConfig
 from inference.engine.pace import PrefillPace, even_part
@@ -64,7 +65,9 @@ class Scheduler:
                 admitted = self._admit(now)
                 if admitted is None:
                     break
-                prefilling.append(admitted)
+                if admitted.num_pending:
+                    prefilling.append(admitted)
+                continue
             sequence = prefilling.pop(0)
             num_tokens = even_part(sequence.num_pending, budget)
             chunks.append(Chunk(sequence, num_tokens))
@@ -88,17 +91,18 @@ class Scheduler:
         if not self.waiting or len(self.running) >= self._config.max_running:
             return None
         sequence = self.waiting[0]
-        num_reused = self._cache.allocate(sequence.table, sequence.token_ids, num_spare=len(self.running))
-        if num_reused is None:
+        reuse = self._cache.allocate(sequence.table, sequence.token_ids, num_spare=len(self.running))
+        if reuse is None:
             return None
         del self.waiting[0]
         insort(self.running, sequence, key=_order)
-        sequence.num_computed = num_reused
+        sequence.num_computed = reuse.num_tokens
+        sequence.kept_logits = reuse.logits
         sequence.stage = Stage.READING
-        if sequence.num_reused is None:
-            sequence.num_reused = num_reused
+        if sequence.reuse is None:
+            sequence.reuse = replace(reuse, logits=None)
             sequence.admitted_at = now
-        sequence.num_recomputed += max(0, sequence.num_lost - num_reused)
+        sequence.num_recomputed += max(0, sequence.num_lost - reuse.num_tokens)
         self.admitted.append(sequence)
         return sequence
 

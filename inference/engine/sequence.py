@@ -7,9 +7,9 @@ from dataclasses import dataclass
 import numpy as np
 
 from inference.engine.reply import Reply
-from inference.kvcache.prefix_cache import UNTAGGED, BlockTable
+from inference.kvcache.block_table import UNTAGGED, BlockTable, Reuse
 from inference.sampler.sampler import Sampler
-from inference.types import I32, Request, RequestStats, Stage
+from inference.types import F32, I32, Request, RequestStats, Stage
 
 
 class Sequence:
@@ -39,7 +39,8 @@ class Sequence:
         self.stage = Stage.QUEUED
         self.position = -1  # in the queue, as last reported
         self.is_finished = False
-        self.num_reused: int | None = None  # None until the first admission, which fixes it
+        self.reuse: Reuse | None = None  # None until the first admission, which fixes it
+        self.kept_logits: F32 | None = None  # of the last token, when all of them were reused: nothing to compute
         self.num_recomputed = 0
         self.num_lost = 0  # of the tokens computed before the last preemption: to be computed again
         self.submitted_at = submitted_at
@@ -72,13 +73,15 @@ class Sequence:
 
     def stats(self) -> RequestStats:
         """The numbers of this request so far."""
-        if self.num_reused is None:
+        if self.reuse is None:
             return RequestStats(queue_s=self.last_token_at - self.submitted_at)
         has_output = self.num_generated > 0
         return RequestStats(
             num_prompt_tokens=self.num_prompt_tokens,
-            num_reused_ram=self.num_reused,
-            num_computed=self.num_prompt_tokens - self.num_reused,
+            num_reused_ram=self.reuse.num_ram,
+            num_reused_disk=self.reuse.num_disk,
+            num_computed=self.num_prompt_tokens - self.reuse.num_tokens,
+            miss_cause=self.reuse.cause,
             num_recomputed=self.num_recomputed,
             num_generated=self.num_generated,
             queue_s=self.admitted_at - self.submitted_at,

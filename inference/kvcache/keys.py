@@ -34,6 +34,11 @@ def block_key(link: bytes, token_ids: I32) -> bytes:
     return _digest(b"block", link, token_ids.astype("<u4").tobytes())
 
 
+def prompt_key(link: bytes, token_ids: I32) -> bytes:
+    """The key of a whole prompt: link is that of its last block, token_ids the (0 to P - 1) tokens in it."""
+    return _digest(b"prompt", link, token_ids.astype("<u4").tobytes())
+
+
 def _digest(*fields: bytes) -> bytes:
     digest = blake2b(digest_size=KEY_BYTES, person=b"recollect kv 1")
     for field in fields:

@@ -5,7 +5,8 @@ from __future__ import annotations
 import numpy as np
 
 from inference.kvcache.keys import root_key
-from inference.kvcache.prefix_cache import BlockTable, PrefixCache
+from inference.kvcache.block_table import BlockTable
+from inference.kvcache.prefix_cache import PrefixCache
 from tests.inference.fakes import MarkerStorage, markers_of
 
 P = 4
@@ -22,8 +23,9 @@ class CacheWorld:
     def start(self, ids, **owner) -> tuple[BlockTable, int]:
         """Allocate; the reused rows must hold what these tokens would have computed."""
         table = BlockTable(**owner)
-        num_reused = self.cache.allocate(table, np.array(ids, np.int32))
-        assert num_reused is not None
+        self.reuse = self.cache.allocate(table, np.array(ids, np.int32))
+        assert self.reuse is not None
+        num_reused = self.reuse.num_tokens
         assert self.storage.read(table.block_ids, num_reused) == markers_of(ids)[:num_reused]
         return table, num_reused
 

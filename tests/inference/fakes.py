@@ -60,6 +60,12 @@ class MarkerStorage:
     def zero_block(self, block_id: int) -> None:
         self.rows[block_id] = 0
 
+    def read_block(self, block_id: int, num_rows: int) -> memoryview:
+        return self.rows[block_id, :num_rows].copy().view(np.uint8).data
+
+    def write_block(self, block_id: int, num_rows: int, data: memoryview) -> None:
+        self.rows[block_id, :num_rows] = np.frombuffer(data, np.uint64)[:num_rows]
+
     def read(self, block_ids, num_tokens: int) -> list[int]:
         return [int(row) for row in self.rows[np.asarray(block_ids, np.int64)].reshape(-1)[:num_tokens]]
 

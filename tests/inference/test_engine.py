@@ -130,10 +130,10 @@ def test_numbers_of_cold_and_warm_requests():
     cold = finished(run(engine, make_request("a", HELLO, max_tokens=4))["a"]).stats
     warm = finished(run(engine, make_request("b", HELLO, max_tokens=4))["b"]).stats
     assert (cold.num_prompt_tokens, cold.num_reused_ram, cold.num_computed, cold.num_generated) == (30, 0, 30, 4)
-    assert (warm.num_prompt_tokens, warm.num_reused_ram, warm.num_computed, warm.num_generated) == (30, 29, 1, 4)
+    assert (warm.num_prompt_tokens, warm.num_reused_ram, warm.num_computed, warm.num_generated) == (30, 30, 0, 4)
     stats = engine.stats()
     assert (stats.num_requests, stats.num_requests_hit, stats.num_prompt_tokens) == (2, 1, 60)
-    assert (stats.num_reused_ram, stats.num_computed, stats.num_generated) == (29, 31, 8)
+    assert (stats.num_reused_ram, stats.num_computed, stats.num_generated) == (30, 30, 8)
 
 
 def test_second_turn_computes_the_new_message_and_the_end_of_turn_only():
@@ -434,7 +434,7 @@ def test_other_user_reuses_exactly_the_public_head():
     bob = {"salt": b"bob", "num_public_tokens": 14}
     assert reused(engine, make_request("a", HELLO, **alice)) == 0
     assert reused(engine, make_request("b", HELLO, **bob)) == 12
-    assert reused(engine, make_request("c", HELLO, **alice)) == 29
+    assert reused(engine, make_request("c", HELLO, **alice)) == 30
 
 
 def test_purge_leaves_nothing_of_a_conversation_in_the_pool():

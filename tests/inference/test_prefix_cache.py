@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 from inference.kvcache import keys
-from inference.kvcache.prefix_cache import BlockTable
+from inference.kvcache.block_table import BlockTable
 from tests.inference.cache_world import ROOT, CacheWorld, P
 from tests.inference.fakes import markers_of
 
@@ -38,8 +38,8 @@ def test_divergence_inside_a_block_reuses_the_rows_before_it():
 def test_hit_stops_at_the_first_missing_block():
     cache = CacheWorld(num_blocks=8)
     cache.serve(IDS)
-    key = next(k for k, b in cache.cache._block_of.items() if cache.cache._token_ids[b].tolist() == IDS[8:12])
-    cache.cache._forget(cache.cache._block_of[key])
+    block_id = next(b for b in range(8) if cache.cache.blocks.rows(b).tolist() == IDS[8:12])
+    cache.cache._forget(block_id)
     cache.cache.check_integrity()
     assert cache.find([*IDS, 5]) == 8
 
@@ -112,7 +112,7 @@ def test_keys_are_the_same_in_every_process():
 
 
 def test_collision_is_a_miss_and_is_counted(monkeypatch):
-    monkeypatch.setattr("inference.kvcache.prefix_cache.block_key", lambda link, token_ids: b"always the same")
+    monkeypatch.setattr("inference.kvcache.block_table.block_key", lambda link, token_ids: b"always the same")
     cache = CacheWorld()
     cache.serve(IDS[:5])
     assert cache.find([1, 2, 3, 4, 5]) == 0
@@ -153,11 +153,11 @@ def test_allocation_does_not_evict_its_own_hits():
 def test_failed_allocation_changes_nothing():
     cache = CacheWorld(num_blocks=4)
     cache.serve(IDS[:8])
-    order = list(cache.cache.pool.in_reuse_order())
+    order = list(cache.cache.pool.idle_blocks())
     table = BlockTable()
     assert cache.cache.allocate(table, np.array([*IDS[:8], *range(20)], np.int32)) is None
     assert cache.cache.allocate(table, np.array(IDS[:8], np.int32), num_spare=3) is None
-    assert list(cache.cache.pool.in_reuse_order()) == order
+    assert list(cache.cache.pool.idle_blocks()) == order
     assert table.block_ids == []
 
 

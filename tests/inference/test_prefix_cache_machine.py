@@ -7,7 +7,7 @@ from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
 
-from inference.kvcache.prefix_cache import BlockTable
+from inference.kvcache.block_table import BlockTable
 from tests.inference.cache_world import ROOT, CacheWorld, P
 from tests.inference.fakes import markers_of
 
@@ -49,13 +49,15 @@ class CacheMachine(RuleBasedStateMachine):
         pool = self.cache.pool
         num_wanted = -(-len(ids) // P) - sum(int(pool.ref_count[b] > 0) for b in hits)
         num_left = pool.num_available - num_wanted - num_spare
-        order = list(pool.in_reuse_order())
-        num_reused = self.cache.allocate(table, np.array(ids, np.int32), num_spare=num_spare)
+        order = list(pool.idle_blocks())
+        reuse = self.cache.allocate(table, np.array(ids, np.int32), num_spare=num_spare)
         if num_left < 0:
-            assert num_reused is None
-            assert list(pool.in_reuse_order()) == order
+            assert reuse is None
+            assert list(pool.idle_blocks()) == order
             return
         assert table.block_ids[: len(hits)] == hits
+        assert reuse is not None
+        num_reused = reuse.num_tokens
         has_no_room_for_source = num_left == 0 and num_spare == 0
         assert num_reused == expected or (has_no_room_for_source and num_reused == len(hits) * P)
         assert num_reused <= len(ids) - 1
@@ -99,7 +101,7 @@ class CacheMachine(RuleBasedStateMachine):
         for live in self.live:
             self.cache.disown(live.table, tag)
         self.cache.purge(tag)
-        assert not any(tag in tags for tags in self.cache._tags)
+        assert not any(tag in tags for tags in self.cache.blocks.tags)
         self.forget_owners()
 
     @rule()
@@ -115,7 +117,7 @@ class CacheMachine(RuleBasedStateMachine):
         for live in self.live:
             np.add.at(references, live.table.block_ids, 1)
         assert references.tolist() == self.cache.pool.ref_count.tolist()
-        assert set(self.owners) == {b for b in range(NUM_BLOCKS) if self.cache._num_rows[b]}
+        assert set(self.owners) == {b for b in range(NUM_BLOCKS) if b in self.cache.blocks}
 
     @invariant()
     def rows_are_those_of_their_tokens(self):
@@ -126,7 +128,7 @@ class CacheMachine(RuleBasedStateMachine):
             rows = self.world.storage.rows[block_id]
             if block_id in self.owners:
                 chain = self.chain_of(block_id)
-                num_rows = int(self.cache._num_rows[block_id])
+                num_rows = int(self.cache.blocks.num_rows[block_id])
                 assert rows[:num_rows].tolist() == markers_of(chain)[-num_rows:]
             elif self.cache.pool.ref_count[block_id] == 0:
                 assert not rows.any(), "an empty block holds somebody's rows"
@@ -139,18 +141,18 @@ class CacheMachine(RuleBasedStateMachine):
 
     def learn_owners(self, table: BlockTable, block_ids: list[int]) -> None:
         for i, block_id in enumerate(block_ids):
-            if self.cache._num_rows[block_id]:
+            if block_id in self.cache.blocks:
                 self.owners.setdefault(block_id, owner_of(table, i))
         self.forget_owners()
 
     def forget_owners(self) -> None:
-        self.owners = {b: owner for b, owner in self.owners.items() if self.cache._num_rows[b]}
+        self.owners = {b: owner for b, owner in self.owners.items() if b in self.cache.blocks}
 
     def chain_of(self, block_id: int) -> list[int]:
         """All tokens from the start to the end of a cached block."""
-        parent = self.cache._parent[block_id]
-        head = [] if parent == ROOT else self.chain_of(self.cache._block_of[parent])
-        return head + self.cache._token_ids[block_id, : self.cache._num_rows[block_id]].tolist()
+        parent = self.cache.blocks.place_of(block_id).parent
+        head = [] if parent == ROOT else self.chain_of(self.cache.blocks.find(parent))
+        return head + self.cache.blocks.rows(block_id).tolist()
 
     def expected_reuse(self, table: BlockTable, ids: list[int]) -> tuple[list[int], int]:
         """Brute force, without keys: which blocks hold the head of ids and may be found, and how many tokens in all."""

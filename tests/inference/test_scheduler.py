@@ -177,7 +177,7 @@ def test_newest_gives_way_and_comes_back_first_with_a_hit():
     sizes = world.step()
     assert list(sizes) == ["new", "later"]
     assert new.num_recomputed == num_lost - (new.num_tokens - 1 - sizes["new"])
-    assert new.num_reused == 0
+    assert new.reuse.num_tokens == 0
 
 
 def test_lowest_priority_gives_way_even_if_it_is_older():
