@@ -1,0 +1,73 @@
+"""Which tiers of kernels this CPU grants, and which one runs. Tiers differ in speed only, never in a bit."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from functools import cache
+
+import llvmlite.binding as llvm
+
+from inference.errors import InferenceError
+
+
+@dataclass(frozen=True, slots=True)
+class Tier:
+    """What kernels are written for.
+
+    lanes: 32-bit numbers in a vector; needs: features by LLVM's names; adds: pairs of 16-bit products are summed by
+    this intrinsic, or by plain vector code if it is "".
+    """
+
+    name: str
+    lanes: int
+    num_registers: int
+    needs: tuple[str, ...] = ()
+    adds: str = ""
+
+
+TIERS = (
+    Tier("avx512", 16, 32, ("avx512f", "avx512bw", "avx512vl", "avx512dq", "f16c"), "llvm.x86.avx512.pmaddw.d.512"),
+    Tier("avx2", 8, 16, ("avx2", "f16c"), "llvm.x86.avx2.pmadd.wd"),
+    Tier("generic", 4, 16),
+)
+
+
+class TierUnavailable(InferenceError):
+    """A tier was asked for that this CPU does not have; `available` lists what it has."""
+
+    def __init__(self, wanted: str, available: tuple[str, ...]) -> None:
+        self.wanted = wanted
+        self.available = available
+        super().__init__(f"kernels {wanted!r} can not run on this CPU; it has {', '.join(available)}")
+
+
+@dataclass(frozen=True, slots=True)
+class Target:
+    """A CPU as LLVM knows it. features: "+avx2,-avx512f,...", as a target machine takes them."""
+
+    cpu: str
+    features: str
+
+
+@cache
+def host() -> Target:
+    """The CPU that this process runs on, with what its kernel grants."""
+    return Target(llvm.get_host_cpu_name(), llvm.get_host_cpu_features().flatten())
+
+
+def available_tiers(features: Mapping[str, bool] | None = None) -> tuple[Tier, ...]:
+    """Tiers of a CPU with these features (None: this one), fastest first."""
+    has = llvm.get_host_cpu_features() if features is None else features
+    return tuple(tier for tier in TIERS if all(has.get(name, False) for name in tier.needs))
+
+
+def choose_tier(wanted: str = "auto", features: Mapping[str, bool] | None = None) -> Tier:
+    """The tier of that name, or the fastest. Raises TierUnavailable."""
+    tiers = available_tiers(features)
+    if wanted == "auto":
+        return tiers[0]
+    for tier in tiers:
+        if tier.name == wanted:
+            return tier
+    raise TierUnavailable(wanted, tuple(tier.name for tier in tiers))

@@ -1,0 +1,144 @@
+"""One compiled product per form: walks tiles of panels and tokens, writes what belongs to the matrix.
+
+See `linear` for what it does; PARAMETERS are what it takes.
+"""
+
+from __future__ import annotations
+
+from llvmlite import ir
+
+from inference.kernels.jit.cpu import Tier
+from inference.kernels.jit.ir import F32, I1, I32, I64, PTR, VOID, Emitter, Value
+from inference.kernels.jit.linear_float import FloatTile
+from inference.kernels.jit.linear_integer import PANEL, IntegerTile
+from inference.kernels.jit.linear_rows import BLOCK, CODE_BYTES, SCALES_BYTES, STEP, STEP_BYTES, SUM_BYTES
+from inference.kernels.quantized import FloatForm, Form
+
+# matrix: data, panel_bytes, num_rows, num_inner; activations: x, x_stride, data; rows, out, stride, panels
+PARAMETERS: tuple[ir.Type, ...] = (PTR, I64, I64, I64, PTR, I64, PTR, I64, I64, PTR, I64, I64, I64)
+TILE_PARAMETERS: tuple[ir.Type, ...] = (PTR, I64, I64, PTR, I64, PTR, I64, I64)
+
+
+class Product:
+    """Emits the function `name` of a form into a module."""
+
+    def __init__(self, module: ir.Module, tier: Tier, form: Form, name: str) -> None:
+        self.module = module
+        self.tier = tier
+        self.form = form
+        self.is_float = isinstance(form, FloatForm)
+        self.tokens_per_tile = BLOCK if tier.num_registers >= 32 else 2
+        self.panels_per_tile = 2 if tier.num_registers >= 32 else 1
+        self.tiles = {
+            (panels, tokens): self._tile(f"{name}_{panels}x{tokens}", panels, tokens)
+            for panels in {1, self.panels_per_tile}
+            for tokens in range(1, self.tokens_per_tile + 1)
+        }
+        self._walk(name)
+
+    def _tile(self, name: str, num_panels: int, num_tokens: int) -> ir.Function:
+        """void (panels, panel_bytes, K, tokens, token_bytes, out, out_stride, number of rows of w from here on).
+
+        tokens: the first row of x, token_bytes from the next; or the codes of the first token in a block of integers.
+        Codes of neighbours are 64 bytes apart, their sums and scales 4: token_bytes is then what is to be added to
+        find those of tokens behind the first of the block.
+        """
+        e = Emitter(self.module, self.tier, name, TILE_PARAMETERS, public=False)
+        b = e.b
+        data, panel_bytes, num_inner, tokens, token_bytes, out, out_stride, num_rows = e.arguments
+        panels = [e.at(data, b.mul(panel_bytes, e.i64(p))) for p in range(num_panels)]
+        if isinstance(self.form, FloatForm):
+            rows = [e.at(tokens, b.mul(token_bytes, e.i64(t))) for t in range(num_tokens)]
+            float_tile = FloatTile(e, self.form, num_panels, num_tokens)
+            totals = float_tile.totals(panels, rows, b.udiv(num_inner, e.i64(2)))
+        else:
+            tile = IntegerTile(e, self.form, num_panels, num_tokens)
+            num_steps = b.udiv(num_inner, e.i64(STEP))
+            totals = tile.totals(panels, tokens, token_bytes, num_steps)
+            scales = e.at(e.at(tokens, token_bytes), b.mul(num_steps, e.i64(STEP_BYTES)))
+            for t, sums in enumerate(totals):
+                scale = e.splat(e.load(scales, 4 * t, F32, align=4))
+                totals[t] = [b.fmul(value, scale) for value in sums]
+        self._write(e, totals, out, out_stride, num_rows)
+        return e.finish()
+
+    def _write(self, e: Emitter, totals: list[list[Value]], out: Value, out_stride: Value, num_rows: Value) -> None:
+        """Stores the tile; of the last panel only the rows that the matrix has."""
+        b, lanes = e.b, self.tier.lanes
+        width = len(totals[0])
+        is_whole = b.icmp_signed(">=", num_rows, e.i64(width * lanes))
+        with b.if_else(is_whole) as (whole, partial):
+            for block in (whole, partial):
+                with block:
+                    for t, values in enumerate(totals):
+                        row = b.mul(b.mul(out_stride, e.i64(t)), e.i64(4))
+                        for v, value in enumerate(values):
+                            place = e.at(out, b.add(row, e.i64(v * lanes * 4)))
+                            if block is whole:
+                                b.store(value, place, align=4)
+                            else:
+                                self._store_some(e, value, place, num_rows, v * lanes)
+
+    def _store_some(self, e: Emitter, value: Value, place: Value, num_rows: Value, first: int) -> None:
+        b, lanes = e.b, self.tier.lanes
+        rows = ir.Constant(e.vector(I32), list(range(first, first + lanes)))
+        mask = b.icmp_signed("<", rows, e.splat(b.trunc(num_rows, I32)))
+        name = f"llvm.masked.store.v{lanes}f32.p0"
+        function = self.module.globals.get(name)
+        if function is None:
+            kinds = [value.type, PTR, e.vector(I1)]
+            function = ir.Function(self.module, ir.FunctionType(VOID, kinds), name)
+        b.call(function, [value, place, mask])
+
+    def _walk(self, name: str) -> None:
+        e = Emitter(self.module, self.tier, name, PARAMETERS, public=True)
+        _, _, _, _, _, _, _, _, _, _, _, first_panel, end_panel = e.arguments
+        if self.panels_per_tile == 1:
+            e.loop(first_panel, end_panel, 1, [], lambda panel: self._rows(e, panel, 1))
+        else:
+            count = e.i64(self.panels_per_tile)
+            whole = e.b.mul(e.b.sdiv(e.b.sub(end_panel, first_panel), count), count)
+            middle = e.b.add(first_panel, whole)
+            e.loop(first_panel, middle, self.panels_per_tile, [], lambda p: self._rows(e, p, self.panels_per_tile))
+            e.loop(middle, end_panel, 1, [], lambda panel: self._rows(e, panel, 1))
+        e.finish()
+
+    def _rows(self, e: Emitter, panel: Value, num_panels: int) -> list[Value]:
+        """All tokens with some panels."""
+        b, step = e.b, self.tokens_per_tile
+        data, panel_bytes, num_rows, num_inner, x, x_stride, rows, first, end, out, out_stride, _, _ = e.arguments
+        panels = e.at(data, b.mul(panel, panel_bytes))
+        column = b.mul(panel, e.i64(PANEL))
+        rest = b.sub(num_rows, column)
+        size = b.add(b.mul(b.udiv(num_inner, e.i64(STEP)), e.i64(STEP_BYTES)), e.i64(SCALES_BYTES))
+
+        def tile(row: Value) -> list[Value]:
+            if self.is_float:
+                tokens, distance = e.at(x, b.mul(b.mul(row, x_stride), e.i64(4))), b.mul(x_stride, e.i64(4))
+            else:
+                within = b.and_(row, e.i64(BLOCK - 1))
+                block = e.at(rows, b.mul(b.udiv(row, e.i64(BLOCK)), size))
+                tokens = e.at(block, b.mul(within, e.i64(CODE_BYTES)))
+                distance = b.mul(within, e.i64(SUM_BYTES - CODE_BYTES))
+            target = e.at(out, b.mul(b.add(b.mul(row, out_stride), column), e.i64(4)))
+            left = b.sub(end, row)
+            switch = b.switch(left, b.append_basic_block("full"))
+            full, done = switch.default, b.append_basic_block("next")
+            for count in range(1, step + 1):
+                block = full if count == step else b.append_basic_block(f"tokens{count}")
+                if count < step:
+                    switch.add_case(e.i64(count), block)
+                b.position_at_end(block)
+                arguments = [panels, panel_bytes, num_inner, tokens, distance, target, out_stride, rest]
+                b.call(self.tiles[num_panels, count], arguments)
+                b.branch(done)
+            b.position_at_end(done)
+            return []
+
+        e.loop(first, end, step, [], tile)
+        return []
+
+
+def emit_linear(module: ir.Module, tier: Tier, form: Form, name: str) -> None:
+    """The product of a form as the public function `name`."""
+    Product(module, tier, form, name)
