@@ -204,6 +204,7 @@ class EngineConfig:
     max_model_len: int = 0  # 0: what the model was trained for
     num_threads: int = 0  # 0: one per core
     is_prefix_cache_enabled: bool = True
+    max_draft_tokens: int = 7  # guessed in one step, of all sequences together (prompt_lookup.py); 0: none
 
     @property
     def num_blocks(self) -> int:
@@ -218,5 +219,6 @@ class EngineConfig:
             ("max_waiting", 0, 1 << 20),
             ("max_model_len", 0, 1 << 26),
             ("num_threads", 0, 1024),
+            ("max_draft_tokens", 0, 64),
         )
         _check_limits(self, limits)

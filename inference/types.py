@@ -124,7 +124,8 @@ class RequestStats:
     num_reused_ram + num_reused_disk + num_computed == num_prompt_tokens, always. What a preempted request had to
     compute again is counted in num_recomputed and nowhere else. All counts are 0 for a request that was never admitted.
     Reuse is always of the beginning: it ends at token num_reused_ram + num_reused_disk, and miss_cause says why there.
-    num_generated counts the stop token. Times in seconds; ttft_s from submission to the first token.
+    num_generated counts the stop token; of num_drafted guesses num_accepted were right, each of which saved a step. Times
+    in seconds; ttft_s from submission to the first token.
     """
 
     num_prompt_tokens: int = 0
@@ -134,6 +135,8 @@ class RequestStats:
     miss_cause: MissCause = MissCause.NONE
     num_recomputed: int = 0
     num_generated: int = 0
+    num_drafted: int = 0
+    num_accepted: int = 0
     queue_s: float = 0.0
     ttft_s: float = 0.0
     prefill_s: float = 0.0
@@ -289,6 +292,8 @@ class EngineStats:
     num_reused_disk: int = 0
     num_computed: int = 0
     num_generated: int = 0
+    num_drafted: int = 0
+    num_accepted: int = 0
     num_evicted_blocks: int = 0
     num_preemptions: int = 0
     num_collisions: int = 0  # a key matched and the tokens did not: refused, counted

@@ -224,6 +224,12 @@ class LLMEngine:
         self._refresh_stats()
         return num_blocks
 
+    def count_cached(self, request: Request) -> int:
+        """How many leading tokens of its prompt would be reused if the request came now."""
+        return self.cache.count_cached(
+            request.prompt_ids, salt=request.salt, num_public_tokens=request.num_public_tokens
+        )
+
     def clear_cache(self) -> None:
         """Forget all cached KV, as if it had been evicted."""
         self.cache.clear()
@@ -259,16 +265,17 @@ class LLMEngine:
 
         Each token is sampled as if it had been computed alone, so a guess saves time and changes nothing.
         """
-        num_accepted = 0
+        num_accepted = sequence.num_accepted
+        sequence.num_drafted += len(draft)
         self._take_token(sequence, rows[0])
         for guess, row in zip(draft, rows[1:], strict=True):
             if sequence.is_finished or sequence.token_ids[-1] != guess:
                 break
-            num_accepted += 1
+            sequence.num_accepted += 1
             sequence.num_computed += 1
             self._take_token(sequence, row)
         if draft:
-            sequence.lookup.record(len(draft), num_accepted)
+            sequence.lookup.record(len(draft), sequence.num_accepted - num_accepted)
 
     def _record_pace(self, seconds: float) -> None:
         num_read = sum(chunk.num_tokens for chunk in self._batch if chunk.sequence.stage == Stage.READING)
@@ -354,7 +361,7 @@ def load_engine(path: Path | str, config: EngineConfig, *, on_progress: Progress
 def load_opened(
     opened: OpenedModel, *, on_progress: ProgressFn | None = None, run_kernels: RunKernels = run_here
 ) -> LLMEngine:
-    """Read the weights of an opened model and build an engine around it. See RunKernels for loading beside a running one.
+    """Read the weights and build an engine around them. run_kernels: where another engine runs meanwhile.
 
     Raises ModelFileError, UnsupportedModelError, PoolTooLarge.
     """

@@ -20,7 +20,10 @@ class ModelRunner:
         self._kv = kv
 
     def run(self, chunks: Seq[Chunk]) -> F32:
-        """Compute the chunks into the pool. Returns logits (R, V): a row for each last chunk, in order."""
+        """Compute the chunks into the pool.
+
+        Returns logits (R, V), in order: for each last chunk a row for its last token and one for each guess.
+        """
         return self._model.forward(make_batch(chunks, self._kv.block_size), self._kv)
 
 
@@ -30,27 +33,32 @@ def make_batch(chunks: Seq[Chunk], block_size: int) -> ForwardBatch:
     positions: list[I32] = []
     slots: list[I64] = []
     block_tables: list[I32] = []
-    lengths: list[int] = []
+    query_start = [0]
     context_lens: list[int] = []
+    logits_rows: list[int] = []
+    num_rows = 0
     for chunk in chunks:
         sequence = chunk.sequence
-        start, end = sequence.num_computed, sequence.num_computed + chunk.num_tokens
+        start, end = sequence.num_computed, sequence.num_computed + chunk.num_tokens + len(chunk.draft)
         block_table = np.array(sequence.table.block_ids, np.int32)
         position = np.arange(start, end, dtype=np.int32)
-        token_ids.append(sequence.token_ids[start:end])
+        token_ids.append(sequence.token_ids[start : start + chunk.num_tokens])
+        if chunk.draft:
+            token_ids.append(np.array(chunk.draft, np.int32))
         positions.append(position)
         slots.append(block_table[position // block_size].astype(np.int64) * block_size + position % block_size)
         block_tables.append(block_table)
-        lengths.append(chunk.num_tokens)
+        num_rows += end - start
+        query_start.append(num_rows)
         context_lens.append(end)
-    query_start = np.concatenate([[0], np.cumsum(lengths)]).astype(np.int32)
-    is_last = np.array([chunk.is_last for chunk in chunks])
+        if chunk.is_last:
+            logits_rows.extend(range(num_rows - len(chunk.draft) - 1, num_rows))
     return ForwardBatch(
         token_ids=np.concatenate(token_ids),
         positions=np.concatenate(positions),
         slot_mapping=np.concatenate(slots),
-        query_start=query_start,
+        query_start=np.array(query_start, np.int32),
         block_tables=tuple(block_tables),
         context_lens=np.array(context_lens, np.int32),
-        logits_rows=(query_start[1:] - 1)[is_last],
+        logits_rows=np.array(logits_rows, np.int32),
     )

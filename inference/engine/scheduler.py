@@ -45,7 +45,7 @@ class Scheduler:
         insort(self.waiting, sequence, key=_order)
 
     def schedule(self, now: float) -> list[Chunk]:
-        """The chunks of the next step: decoding first, then prefill, then newcomers.
+        """The chunks of the next step: decoding first, then prefill, then newcomers; last come guesses.
 
         All within max_batch_tokens, prefill within the pace. Empty only when nothing is alive. Admits and preempts; the
         chunks count as computed when the caller says so.
@@ -57,8 +57,9 @@ class Scheduler:
         for sequence in decoding[:budget]:
             if sequence.stage != Stage.QUEUED and self._can_grow(sequence):  # queued: preempted a moment ago
                 chunks.append(Chunk(sequence, 1))
+        num_decoding, budget = len(chunks), budget - len(chunks)
         is_beside = any(chunk.sequence.stage == Stage.WRITING for chunk in chunks)
-        budget = min(budget - len(chunks), self._pace.num_tokens(is_beside=is_beside))
+        budget = min(budget, self._pace.num_tokens(is_beside=is_beside))
         prefilling = [sequence for sequence in self.running if sequence.num_pending > 1]
         while budget > 0:
             if not prefilling:
@@ -72,7 +73,8 @@ class Scheduler:
             num_tokens = even_part(sequence.num_pending, budget)
             chunks.append(Chunk(sequence, num_tokens))
             budget -= num_tokens
-        return chunks
+        num_left = self._config.max_batch_tokens - sum(chunk.num_tokens for chunk in chunks)
+        return self._with_drafts(chunks[:num_decoding], num_left) + chunks[num_decoding:]
 
     def finish(self, sequence: Sequence, *, is_valid: bool = True) -> bool:
         """Take a sequence out and its blocks back: the one place where that happens. False if it was out already."""
@@ -114,6 +116,19 @@ class Scheduler:
             if last is sequence:
                 return False
         return True
+
+    def _with_drafts(self, chunks: list[Chunk], budget: int) -> list[Chunk]:
+        """Decoding chunks with guesses, in equal shares, where blocks are free: nobody gives way for a guess."""
+        share = min(budget, self._config.max_draft_tokens) // max(len(chunks), 1)
+        return [self._with_draft(chunk, share) for chunk in chunks] if share > 0 else chunks
+
+    def _with_draft(self, chunk: Chunk, share: int) -> Chunk:
+        sequence = chunk.sequence
+        # The pass gives one token more than there are right guesses.
+        draft = sequence.lookup.draft(sequence.token_ids, min(share, sequence.num_free - 1))
+        if not draft or not self._cache.grow(sequence.table, sequence.num_tokens + len(draft)):
+            return chunk
+        return Chunk(sequence, 1, draft)
 
     def _preempt(self, sequence: Sequence) -> None:
         self.num_preemptions += 1

@@ -6,6 +6,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
+from inference.engine.prompt_lookup import PromptLookup
 from inference.engine.reply import Reply
 from inference.kvcache.block_table import UNTAGGED, BlockTable, Reuse
 from inference.sampler.sampler import Sampler
@@ -25,11 +26,14 @@ class Sequence:
         self.request = request
         self.sampler = sampler
         self.reply = reply
+        self.lookup = PromptLookup()
         self.order = (request.priority, arrival)  # lower runs first; the last of the running is preempted first
         self.num_prompt_tokens = len(request.prompt_ids)
         self.num_tokens = self.num_prompt_tokens
         self.num_computed = 0
         self.num_generated = 0  # the stop token included
+        self.num_drafted = 0
+        self.num_accepted = 0  # of the drafted
         self.table = BlockTable(
             salt=request.salt,
             num_public_tokens=min(request.num_public_tokens, self.num_prompt_tokens),
@@ -67,6 +71,11 @@ class Sequence:
     def is_full(self) -> bool:
         return self.num_tokens == len(self._token_ids)
 
+    @property
+    def num_free(self) -> int:
+        """Tokens that may still be appended."""
+        return len(self._token_ids) - self.num_tokens
+
     def append(self, token_id: int) -> None:
         self._token_ids[self.num_tokens] = token_id
         self.num_tokens += 1
@@ -84,6 +93,8 @@ class Sequence:
             miss_cause=self.reuse.cause,
             num_recomputed=self.num_recomputed,
             num_generated=self.num_generated,
+            num_drafted=self.num_drafted,
+            num_accepted=self.num_accepted,
             queue_s=self.admitted_at - self.submitted_at,
             ttft_s=self.first_token_at - self.submitted_at if has_output else 0.0,
             prefill_s=self.first_token_at - self.admitted_at if has_output else 0.0,
@@ -93,10 +104,11 @@ class Sequence:
 
 @dataclass(frozen=True, slots=True)
 class Chunk:
-    """What one step computes of a sequence: its next num_tokens known tokens."""
+    """What one step computes of a sequence: its next num_tokens known tokens, and guesses behind the last."""
 
     sequence: Sequence
     num_tokens: int
+    draft: tuple[int, ...] = ()
 
     @property
     def is_last(self) -> bool:

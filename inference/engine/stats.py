@@ -19,6 +19,8 @@ class Totals:
     num_reused_disk: int = 0
     num_computed: int = 0
     num_generated: int = 0
+    num_drafted: int = 0
+    num_accepted: int = 0
 
     def add(self, stats: RequestStats) -> None:
         self.num_requests += 1
@@ -28,6 +30,8 @@ class Totals:
         self.num_reused_disk += stats.num_reused_disk
         self.num_computed += stats.num_computed
         self.num_generated += stats.num_generated
+        self.num_drafted += stats.num_drafted
+        self.num_accepted += stats.num_accepted
 
 
 class StatsRecorder:
@@ -69,6 +73,8 @@ class StatsRecorder:
             num_reused_disk=totals.num_reused_disk,
             num_computed=totals.num_computed,
             num_generated=totals.num_generated,
+            num_drafted=totals.num_drafted,
+            num_accepted=totals.num_accepted,
             num_evicted_blocks=pool.num_evicted,
             num_preemptions=num_preemptions,
             num_collisions=self._cache.num_collisions,

@@ -22,7 +22,7 @@ class World:
 
     def __init__(self, num_blocks: int = 16, *, max_model_len: int = 64, **config) -> None:
         self.max_model_len = max_model_len
-        settings = {"max_batch_tokens": 8, "max_running": 3, "max_waiting": 2} | config
+        settings = {"max_batch_tokens": 8, "max_running": 3, "max_waiting": 2, "max_draft_tokens": 0} | config
         self.cache = PrefixCache(MarkerStorage(num_blocks, P), num_blocks=num_blocks, block_size=P, root=b"root")
         config = EngineConfig(block_size=P, **settings)
         self.pace = PrefillPace(config.max_batch_tokens)
