@@ -124,8 +124,8 @@ class RequestStats:
     num_reused_ram + num_reused_disk + num_computed == num_prompt_tokens, always. What a preempted request had to
     compute again is counted in num_recomputed and nowhere else. All counts are 0 for a request that was never admitted.
     Reuse is always of the beginning: it ends at token num_reused_ram + num_reused_disk, and miss_cause says why there.
-    num_generated counts the stop token; of num_drafted guesses num_accepted were right, each of which saved a step. Times
-    in seconds; ttft_s from submission to the first token.
+    num_generated counts the stop token; of num_drafted guesses num_accepted were right, each of which saved a step.
+    Times in seconds; ttft_s from submission to the first token.
     """
 
     num_prompt_tokens: int = 0
