@@ -34,6 +34,7 @@ class TemplateError(InferenceError):
     """A chat template that does not compile, raises, or exceeds its budget; `line` is 1-based, 0 when unknown."""
 
     def __init__(self, problem: str, *, line: int = 0) -> None:
+        self.problem = problem
         self.line = line
         super().__init__(f"chat template, line {line}: {problem}" if line else f"chat template: {problem}")
 

@@ -20,7 +20,7 @@ COMPARISONS_PER_UNIT = 1 << 10  # of characters, inside one search
 BASE_CHARS = 1 << 18  # no string, and no output, may be longer than this plus four times the input ...
 CHARS_PER_MESSAGE = 1 << 10  # ... plus this for what stands around each message
 MAX_INTEGER_BITS = 1 << 8  # so arithmetic and printing take no time worth counting
-VIEWS = KeysView | ValuesView | ItemsView
+VIEWS = (KeysView, ValuesView, ItemsView)
 BUDGET_KEY = "budget of this rendering"  # has spaces, so no template can name it
 
 
@@ -61,7 +61,7 @@ class Budget:
             for key, item in value.items():
                 self.charge_deep(key)
                 self.charge_deep(item)
-        elif isinstance(value, list | tuple | VIEWS):
+        elif isinstance(value, (list, tuple, *VIEWS)):
             for item in value:
                 self.charge_deep(item)
 
@@ -72,7 +72,7 @@ class Budget:
 
     def charge_flat(self, value: Any) -> None:
         """The items of the value are about to be walked or copied, and not looked into."""
-        self.charge(1 + (len(value) if isinstance(value, str | list | tuple | Mapping | VIEWS) else 0))
+        self.charge(1 + (len(value) if isinstance(value, (str, list, tuple, Mapping, *VIEWS)) else 0))
 
     def check_integer(self, value: Any) -> None:
         """Raises BudgetExceeded for an integer that is too large to compute with."""

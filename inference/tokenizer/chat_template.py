@@ -27,6 +27,7 @@ from inference.tokenizer.sandbox import Sandbox
 from inference.tokenizer.sealing import Piece, Sealer, Seals
 from inference.tokenizer.span_cache import SpanCache
 from inference.tokenizer.template_lint import TurnCost, history_notes, removes_thinking
+from inference.tokenizer.template_trial import try_template
 from inference.tokenizer.thinking import ThinkingMarks, find_marks
 from inference.tokenizer.tokenizer import EncodedSpan, Tokenizer
 from inference.types import I32, ChatMessage, Prompt
@@ -89,6 +90,7 @@ class ChatTemplate:
             source = CHATML
         self.source = source
         self._tokenizer = tokenizer
+        try_template(source, tuple(sorted(tokenizer.named_tokens.items())))
         self._sandbox = Sandbox(source)
         self._sealer = Sealer(tokenizer.controls)
         self._headers = (Headers(), Headers())  # with thinking, and with thinking switched off
