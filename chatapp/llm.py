@@ -175,6 +175,7 @@ def load(on_progress: ProgressFn) -> LLMEngine:
         max_waiting=settings.RECOLLECT_MAX_WAITING,
         max_model_len=settings.RECOLLECT_MAX_MODEL_LEN,
         num_threads=settings.RECOLLECT_THREADS,
+        kernels=settings.RECOLLECT_KERNELS,
         is_prefix_cache_enabled=settings.RECOLLECT_PREFIX_CACHE,
     )
     try:

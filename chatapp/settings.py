@@ -46,6 +46,7 @@ RECOLLECT_MAX_MODEL_LEN = env.integer(
     "RECOLLECT_MAX_MODEL_LEN", 0, low=0, high=1 << 26
 )  # 0: what the model was made for
 RECOLLECT_THREADS = env.integer("RECOLLECT_THREADS", 0, low=0, high=1024)  # 0: one per core
+RECOLLECT_KERNELS = env.choice("RECOLLECT_KERNELS", "auto", ("auto", "amx", "avx512", "avx2", "generic", "numpy"))
 RECOLLECT_PREFIX_CACHE = env.boolean("RECOLLECT_PREFIX_CACHE", True)
 
 # --- where it listens, and who may come -------------------------------------------------------------------------------

@@ -9,6 +9,7 @@ HIDDEN_ACTS = ("silu", "gelu_pytorch_tanh")
 LAYER_TYPES = ("full_attention", "sliding_attention")
 MAX_LAYERS = 512
 MAX_EXPERTS = 1 << 17  # of all layers
+KERNELS = ("auto", "amx", "avx512", "avx2", "generic", "numpy")  # auto: the fastest that this CPU has
 ROPE_TYPES = ("linear", "dynamic", "llama3", "yarn", "longrope")
 
 
@@ -203,6 +204,7 @@ class EngineConfig:
     max_waiting: int = 32
     max_model_len: int = 0  # 0: what the model was trained for
     num_threads: int = 0  # 0: one per core
+    kernels: str = "auto"  # one of KERNELS
     is_prefix_cache_enabled: bool = True
     max_draft_tokens: int = 7  # guessed in one step, of all sequences together (prompt_lookup.py); 0: none
 
@@ -211,6 +213,8 @@ class EngineConfig:
         return -(-self.pool_tokens // self.block_size)
 
     def __post_init__(self) -> None:
+        if self.kernels not in KERNELS:
+            raise ValueError(f"kernels is {self.kernels!r}, legal are {', '.join(KERNELS)}")
         limits = (
             ("block_size", 1, 1024),
             ("pool_tokens", 1, 1 << 31),
