@@ -14,6 +14,12 @@ from pathlib import Path
 from django.core.exceptions import ImproperlyConfigured
 
 _BOOLEANS = {"1": True, "true": True, "yes": True, "on": True, "0": False, "false": False, "no": False, "off": False}
+_SIZE = re.compile(r"([0-9]{1,15}) ?([A-Za-z]*)", re.ASCII)
+_UNITS = {"": 1, "B": 1} | {
+    f"{prefix}{unit}": factor**power
+    for unit, factor in (("B", 1000), ("IB", 1024))
+    for power, prefix in enumerate("KMGT", start=1)
+}
 _HOST = re.compile(r"(?=.{1,253}\Z)[a-z0-9-]{1,63}(\.[a-z0-9-]{1,63})*", re.IGNORECASE | re.ASCII)
 
 
@@ -77,6 +83,18 @@ def integer(name: str, default: int, *, low: int, high: int) -> int:
     if not (value.isascii() and value.removeprefix("-").isdigit()) or not low <= int(value) <= high:
         raise _illegal(name, value, f"whole numbers from {low} to {high}")
     return int(value)
+
+
+def num_bytes(name: str, default: int, *, low: int) -> int:
+    """A size: a whole number with a unit, like 6GB, 512 MiB or 800000000. Raises ImproperlyConfigured for others."""
+    value = text(name)
+    if not value:
+        return default
+    found = _SIZE.fullmatch(value)
+    size = int(found[1]) * _UNITS[found[2].upper()] if found and found[2].upper() in _UNITS else -1
+    if size < low:
+        raise _illegal(name, value, f"sizes from {low} bytes, with a unit or without: 6GB, 512 MiB, 800000000")
+    return size
 
 
 def choice(name: str, default: str, legal: Sequence[str]) -> str:

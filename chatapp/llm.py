@@ -1,7 +1,8 @@
 """The one door to the engine: everything of `inference` that the application uses goes through here, and nowhere else.
 
-One engine per process, loaded in the background by `start`. What the engine raises becomes a ChatError here, once.
-Knows no rows and no sockets: it is asked with ids, texts and token ids.
+One worker per process runs the engines of all models; each is loaded in the background when it is first asked for.
+`model` is a name of the catalogue, "" the default. What the engine raises becomes a ChatError here, once. Knows no rows
+and no sockets: it is asked with ids, texts and token ids.
 """
 
 from __future__ import annotations
@@ -9,26 +10,40 @@ from __future__ import annotations
 import asyncio
 import datetime
 from collections import Counter
-from collections.abc import AsyncGenerator, Sequence
-from contextlib import suppress
+from collections.abc import AsyncGenerator, Callable, Iterator, Sequence
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field, fields, replace
 from enum import StrEnum
-from types import TracebackType
-from typing import Any, Self
+from pathlib import Path
+from typing import Any
 from uuid import UUID
 
 import numpy as np
 from django.conf import settings
+from django.template.defaultfilters import filesizeformat
 from django.utils.crypto import salted_hmac
 from django.utils.translation import gettext as _
 
-from chatapp.errors import Busy, Draining, EngineUnavailable, Invalid, WindowFull
+from chatapp.errors import Busy, Conflict, Draining, EngineUnavailable, Invalid, WindowFull
+from chatapp.places import Ticket
 from inference.config import EngineConfig
-from inference.engine.llm_engine import LLMEngine, ProgressFn, load_engine
+from inference.engine.llm_engine import LLMEngine, ProgressFn, load_opened
+from inference.engine.model_hub import ModelState
+from inference.engine.opened_model import OpenedModel, open_model
 from inference.engine.worker import Worker
-from inference.errors import EngineStopped, InferenceError, PoolTooLarge, PromptTooLong, QueueFull, TemplateError
+from inference.errors import (
+    EngineStopped,
+    InferenceError,
+    ModelBusy,
+    ModelTooLarge,
+    PoolTooLarge,
+    PromptTooLong,
+    QueueFull,
+    TemplateError,
+)
 from inference.formats.inspect import model_files, model_name, problem_of_config, problem_of_gguf
 from inference.inspection import ModelFacts, inspect_model
+from inference.model.base import RunKernels
 from inference.types import (
     ChatMessage,
     EngineStats,
@@ -74,9 +89,11 @@ FETCH_COMMAND = "python manage.py fetch_model"
 
 
 class EngineState(StrEnum):
-    """OFF: not started in this process (a management command, a test). DRAINING: about to stop, takes no new turns."""
+    """OFF: not started in this process (a management command, a test). UNLOADED: comes with the next message.
+    DRAINING: about to stop, takes no new turns."""
 
     OFF = "off"
+    UNLOADED = "unloaded"
     LOADING = "loading"
     READY = "ready"
     FAILED = "failed"
@@ -86,51 +103,26 @@ class EngineState(StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class EngineStatus:
-    """What a page or a health check is told. `message` is a sentence for a person; "" when ready."""
+    """What a page or a health check is told of a model. `message` is a sentence for a person; "" when all is well."""
 
     state: EngineState
     progress: float  # of loading, 0 to 1
     message: str
     model: ModelInfo | None
     stats: EngineStats | None
-
-
-class Ticket:
-    """A place in the queue. Held from before the first work for a turn until its end; `with ticket:` gives it back.
-
-    The more places a person holds already, the later the new one runs: fifty sends of one do not delay another's first.
-    """
-
-    def __init__(self, places: Counter[int], user_id: int) -> None:
-        self.user_id = user_id
-        self.priority = places[user_id]
-        self._places: Counter[int] | None = places
-        places[user_id] += 1
-
-    def release(self) -> None:
-        """Give the place back; a second call does nothing."""
-        if self._places is not None:
-            self._places[self.user_id] -= 1
-            self._places += Counter()  # drops the entries at zero
-            self._places = None
-
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
-        self.release()
+    memory_bytes: int = 0  # that the model takes
+    num_requests: int = 0  # running, or waiting for it
 
 
 @dataclass(slots=True)
 class _Handle:
-    """The engine of this process, and who waits for it. Changed on the event loop only.
+    """The worker of this process, and who waits for it. Changed on the event loop only.
 
-    There are as many places as the engine takes requests: what was reserved here is not refused there.
+    There are as many places as the worker takes requests: what was reserved here is not refused there.
     """
 
     worker: Worker | None = None
+    default_model: str = ""
     is_draining: bool = False
     places: Counter[int] = field(default_factory=Counter)  # by user
 
@@ -145,14 +137,21 @@ _handle = _Handle()
 # --- life -------------------------------------------------------------------------------------------------------------
 
 
-def start(worker: Worker | None = None) -> None:
-    """Begin loading the model of the settings, or take the given worker. Returns at once; see `status`."""
-    if _handle.worker is not None and _handle.worker.state in ("loading", "ready"):
+def new_worker(locate: Callable[[str], Path], kind: type[Worker] | None = None) -> Worker:
+    """A worker as the settings say. locate: name of a model -> its path; may block and raise ChatError."""
+    return (kind or Worker)(lambda name: _open(locate(name)), max_bytes=settings.RECOLLECT_MODEL_MEMORY, load=_load)
+
+
+def start(worker: Worker, *, default_model: str = "") -> None:
+    """Start the worker and begin to load the default model. Returns at once; see `status`."""
+    if _handle.worker is not None and _handle.worker.state == "running":
         raise RuntimeError("the engine of this process has been started already")
-    _handle.worker = worker if worker is not None else Worker(load)
+    _handle.worker = worker
+    _handle.default_model = default_model
     _handle.is_draining = False
     _handle.places.clear()
-    _handle.worker.start()
+    worker.start()
+    worker.load_soon(default_model)
 
 
 def drain() -> None:
@@ -165,51 +164,112 @@ def shutdown(timeout_s: float = 5.0) -> bool:
     return _handle.worker is None or _handle.worker.shutdown(timeout_s)
 
 
-def load(on_progress: ProgressFn) -> LLMEngine:
-    """The engine of the settings. What it raises, the worker keeps as its error."""
+def _open(path: Path) -> OpenedModel:
+    """The model without its weights. RECOLLECT_MAX_MODEL_LEN is a limit here: not every model has so long a window."""
     config = EngineConfig(
         block_size=settings.RECOLLECT_BLOCK_SIZE,
         pool_tokens=settings.RECOLLECT_POOL_TOKENS,
         max_batch_tokens=settings.RECOLLECT_MAX_BATCH_TOKENS,
         max_running=settings.RECOLLECT_MAX_RUNNING,
         max_waiting=settings.RECOLLECT_MAX_WAITING,
-        max_model_len=settings.RECOLLECT_MAX_MODEL_LEN,
         num_threads=settings.RECOLLECT_THREADS,
         kernels=settings.RECOLLECT_KERNELS,
         is_prefix_cache_enabled=settings.RECOLLECT_PREFIX_CACHE,
     )
+    opened = open_model(path, config)
+    limit: int = settings.RECOLLECT_MAX_MODEL_LEN
+    return opened.limited(limit) if 0 < limit < opened.max_model_len else opened
+
+
+def _load(opened: OpenedModel, /, *, on_progress: ProgressFn, run_kernels: RunKernels) -> LLMEngine:
     try:
-        return load_engine(settings.RECOLLECT_MODEL, config, on_progress=on_progress)
+        return load_opened(opened, on_progress=on_progress, run_kernels=run_kernels)
     except PoolTooLarge as error:
         raise InferenceError(f"{error}: lower RECOLLECT_POOL_TOKENS") from error
 
 
-def status() -> EngineStatus:
-    """The state of the engine, cheap enough for every page view. Never raises."""
+def default_model() -> str:
+    """The name of the model that answers where no other was chosen; "" before `start`."""
+    return _handle.default_model
+
+
+def status(model: str = "") -> EngineStatus:
+    """The state of a model, cheap enough for every page view. Never raises."""
     worker = _handle.worker
     if worker is None:
         return EngineStatus(EngineState.OFF, 0.0, _("No model runs in this process."), None, None)
-    state = EngineState(worker.state)
-    if state is EngineState.READY and _handle.is_draining:
-        state = EngineState.DRAINING
-    engine = worker.engine
-    failure = (
-        _("The engine has failed: %(error)s. Start the server again.")
-        if engine
-        else _(
+    name = model or _handle.default_model
+    found = worker.model(name)
+    if worker.state == "failed":
+        state, message = EngineState.FAILED, _("The engine has failed: %(error)s. Start the server again.")
+        message %= {"error": worker.error.rstrip(".")}
+    elif worker.state == "stopped":
+        state, message = EngineState.STOPPED, _("The model has been stopped. Start the server again.")
+    elif _handle.is_draining:
+        state, message = EngineState.DRAINING, _("The server is about to stop.")
+    else:
+        state = _STATES[found.state]
+        message = {
+            EngineState.LOADING: _("The model is being loaded."),
+            EngineState.FAILED: _not_loaded(name, found.error),
+            EngineState.UNLOADED: _("The model is not loaded. The next message loads it."),
+        }.get(state, "")
+    stats = worker.stats(name) if found.state == "ready" else None
+    return EngineStatus(state, found.progress, message, found.info, stats, found.memory_bytes, found.num_requests)
+
+
+_STATES: dict[ModelState, EngineState] = {
+    "unloaded": EngineState.UNLOADED,
+    "waiting": EngineState.LOADING,
+    "loading": EngineState.LOADING,
+    "ready": EngineState.READY,
+    "failed": EngineState.FAILED,
+}
+
+
+def _not_loaded(name: str, error: str) -> str:
+    sentence = _("The model %(name)s could not be loaded: %(error)s.")
+    if name == _handle.default_model:
+        sentence = _(
             "The model could not be loaded: %(error)s. Fetch the default one with the command %(command)s, or set "
-            "RECOLLECT_MODEL to a model of yours; then start the server again."
+            "RECOLLECT_MODEL to a model of yours."
         )
-    )
-    message = {
-        EngineState.LOADING: _("The model is being loaded."),
-        EngineState.FAILED: failure % {"error": worker.error.rstrip("."), "command": FETCH_COMMAND},
-        EngineState.STOPPED: worker.error or _("The model has been stopped. Start the server again."),
-        EngineState.DRAINING: _("The server is about to stop."),
-    }.get(state, "")
-    return EngineStatus(
-        state, worker.progress, message, engine.info if engine else None, worker.stats() if engine else None
-    )
+    return sentence % {"name": name, "error": error.rstrip("."), "command": FETCH_COMMAND}
+
+
+def takes_turns() -> bool:
+    """Whether a send to the default model would be answered: it has been there, and comes back when it is asked for."""
+    worker = _handle.worker
+    if worker is None or worker.state != "running" or _handle.is_draining:
+        return False
+    found = worker.model(_handle.default_model)
+    return found.info is not None and found.state != "failed"
+
+
+def memory() -> tuple[int, int]:
+    """Bytes that the loaded models take, and that they may take. (0, 0) without a worker."""
+    worker = _handle.worker
+    return (worker.used_bytes, worker.max_bytes) if worker is not None else (0, 0)
+
+
+def load(model: str) -> None:
+    """Have a model loaded, when there is room. Blocking while it is opened. Raises EngineUnavailable."""
+    _opened(model)
+    with _stopped():
+        _worker().load(_name(model))
+
+
+def unload(model: str) -> None:
+    """Give a model's memory back. Raises Conflict while replies need it, EngineUnavailable."""
+    try:
+        with _stopped():
+            _worker().unload(_name(model))
+    except ModelBusy as error:
+        raise Conflict(
+            _("%(name)s cannot be unloaded: %(num)s replies need it.")
+            % {"name": error.name, "num": error.num_requests},
+            num_requests=error.num_requests,
+        ) from error
 
 
 # --- before a turn ----------------------------------------------------------------------------------------------------
@@ -222,7 +282,7 @@ def reserve(user_id: int) -> Ticket:
     """
     if _handle.is_draining:
         raise Draining(_("The server is about to stop and takes nothing new. Nothing has been stored; try again soon."))
-    _engine()
+    _worker()
     num_held = _handle.places.total()
     num_open = _handle.num_places - (_handle.num_places // 8 if _handle.places[user_id] else 0)
     if num_held >= num_open:
@@ -234,28 +294,28 @@ def reserve(user_id: int) -> Ticket:
     return Ticket(_handle.places, user_id)
 
 
-def window() -> int:
-    """How many tokens prompt and reply may have together. Raises EngineUnavailable."""
-    return _engine().max_model_len
+def window(model: str = "") -> int:
+    """How many tokens prompt and reply may have together. Blocking. Raises EngineUnavailable."""
+    return _opened(model).max_model_len
 
 
-def model_info() -> ModelInfo:
-    """The loaded model. Raises EngineUnavailable."""
-    return _engine().info
+def model_info(model: str = "") -> ModelInfo | None:
+    """The model as it was when it was last loaded; None before that."""
+    return None if _handle.worker is None else _handle.worker.model(_name(model)).info
 
 
-def token_fingerprint() -> str:
-    """What stored token ids depend on: tokenizer and template. Raises EngineUnavailable."""
-    return _engine().info.tokenizer_fingerprint
+def token_fingerprint(model: str = "") -> str:
+    """What stored token ids depend on: tokenizer and template. Blocking. Raises EngineUnavailable."""
+    return _opened(model).chat_template.fingerprint
 
 
-def build_prompt(messages: Sequence[ChatMessage], *, today: datetime.date | None = None) -> Prompt:
+def build_prompt(messages: Sequence[ChatMessage], *, model: str = "", today: datetime.date | None = None) -> Prompt:
     """The rendered conversation, ready for a reply. Blocking: use a thread. Raises EngineUnavailable, Invalid.
 
     today: what a template is told that asks for the date; the same for all prompts of a conversation.
     """
     try:
-        return _engine().chat_template.build(messages, today=today)
+        return _opened(model).chat_template.build(messages, today=today)
     except TemplateError as error:  # some templates refuse what others take: a system prompt, two questions in a row
         raise Invalid(_("The model cannot be given this conversation: %(error)s.") % {"error": error}) from error
 
@@ -265,19 +325,21 @@ def extended(prompt: Prompt, ids: Sequence[int]) -> Prompt:
     return replace(prompt, ids=np.concatenate([prompt.ids, np.asarray(ids, dtype=np.int32)]))
 
 
-def count_tokens(messages: Sequence[ChatMessage]) -> int:
-    """How long the prompt of these messages is, exactly. Blocking. Raises EngineUnavailable."""
-    return len(build_prompt(messages).ids)
+def count_cached(prompt: Prompt, *, model: str, user_id: int, is_head_public: bool) -> int:
+    """How many leading tokens of a prompt need not be computed now. Blocking. Raises EngineUnavailable."""
+    request = Request("", prompt.ids, SamplingParams(), _salt(user_id), _num_public(prompt, is_head_public))
+    with _stopped():
+        return _worker().count_cached(_name(model), request)
 
 
-def encode(text: str) -> list[int]:
-    """Token ids of plain text; never a control token. Raises EngineUnavailable."""
-    return _engine().tokenizer.encode(text)
+def encode(text: str, *, model: str = "") -> list[int]:
+    """Token ids of plain text; never a control token. Blocking. Raises EngineUnavailable."""
+    return _opened(model).tokenizer.encode(text)
 
 
-def decode(ids: Sequence[int]) -> str:
-    """Text of token ids. Raises EngineUnavailable."""
-    return _engine().tokenizer.decode(list(ids))
+def decode(ids: Sequence[int], *, model: str = "") -> str:
+    """Text of token ids. Blocking. Raises EngineUnavailable."""
+    return _opened(model).tokenizer.decode(list(ids))
 
 
 def sampling_params(values: dict[str, Any]) -> SamplingParams:
@@ -307,6 +369,7 @@ async def generate(
     prompt: Prompt,
     sampling: SamplingParams,
     is_head_public: bool,
+    model: str = "",
     is_continuation: bool = False,
     tags: tuple[str, ...] = (),
 ) -> AsyncGenerator[Event, None]:
@@ -323,22 +386,21 @@ async def generate(
         with suppress(RuntimeError):  # the loop has been closed: nobody listens any more
             loop.call_soon_threadsafe(events.put_nowait, event)
 
-    engine = _engine()
+    opened = _opened(model)  # open already: its prompt was built a moment ago
     request = Request(
         request_id=request_id,
         prompt_ids=prompt.ids,
         sampling=sampling,
         salt=_salt(ticket.user_id),
-        num_public_tokens=prompt.num_public_tokens if is_head_public else 0,
+        num_public_tokens=_num_public(prompt, is_head_public),
         tags=tags,
         priority=ticket.priority,
         is_continuation=is_continuation,
-        stop_token_ids=engine.chat_template.stop_token_ids,
+        stop_token_ids=opened.chat_template.stop_token_ids,
     )
     try:
-        _worker().submit(request, on_event)
-    except EngineStopped as error:
-        raise EngineUnavailable(_("The engine has stopped: %(error)s.") % {"error": error}) from error
+        with _stopped():
+            _worker().submit(_name(model), request, on_event)
     except QueueFull as error:
         raise Busy(
             _("Too many replies are waiting (%(num)s). Try again.") % {"num": error.num_waiting},
@@ -373,20 +435,49 @@ def cancel(request_id: str) -> None:
 
 def purge(conversation_id: UUID) -> None:
     """Forget the cached KV of a conversation, soon. Without an engine in this process there is nothing to forget."""
-    if _handle.worker is not None and _handle.worker.engine is not None:
+    if _handle.worker is not None:
         _handle.worker.purge(str(conversation_id))
 
 
 def _worker() -> Worker:
-    if _handle.worker is None or _handle.worker.state != "ready":
+    if _handle.worker is None or _handle.worker.state != "running":
         raise EngineUnavailable(status().message)
     return _handle.worker
 
 
-def _engine() -> LLMEngine:
-    engine = _worker().engine
-    assert engine is not None, "a ready worker has an engine"
-    return engine
+def _name(model: str) -> str:
+    return model or _handle.default_model
+
+
+def _opened(model: str) -> OpenedModel:
+    worker, name = _worker(), _name(model)
+    try:
+        return worker.open(name)
+    except ModelTooLarge as error:
+        raise EngineUnavailable(
+            _(
+                "%(name)s needs %(need)s of memory, and all models together may take %(max)s: raise "
+                "RECOLLECT_MODEL_MEMORY, or lower RECOLLECT_POOL_TOKENS."
+            )
+            % {"name": name, "need": filesizeformat(error.num_bytes), "max": filesizeformat(error.max_bytes)},
+            num_bytes=error.num_bytes,
+            max_bytes=error.max_bytes,
+        ) from error
+    except (InferenceError, ValueError) as error:
+        raise EngineUnavailable(_not_loaded(name, str(error))) from error
+
+
+@contextmanager
+def _stopped() -> Iterator[None]:
+    """An engine that has stopped meanwhile is a refusal."""
+    try:
+        yield
+    except EngineStopped as error:
+        raise EngineUnavailable(_("The engine has stopped: %(error)s.") % {"error": error}) from error
+
+
+def _num_public(prompt: Prompt, is_head_public: bool) -> int:
+    return prompt.num_public_tokens if is_head_public else 0
 
 
 def _salt(user_id: int) -> bytes:

@@ -77,6 +77,11 @@ def get(name: str) -> InstalledModel:
     return models[name]
 
 
+def path_of(name: str) -> Path:
+    """Where the model of that name lies. Blocking. Raises NotFound with the names that there are."""
+    return get(name).path
+
+
 def default() -> InstalledModel:
     """The model of RECOLLECT_MODEL; with a problem when there is none. Blocking."""
     return installed()[0]

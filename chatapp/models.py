@@ -285,6 +285,7 @@ class PrefixBreak(models.TextChoices):
     """Why less of a prompt was reused than an earlier one had left behind."""
 
     THINKING_STRIPPED = "thinking_stripped", _("Thinking was taken out")
+    MODEL_CHANGED = "model_changed", _("Another model answered before")
 
 
 class Generation(models.Model):
@@ -308,6 +309,8 @@ class Generation(models.Model):
     num_reused_disk = models.PositiveIntegerField(_("reused from disk"), default=0)
     num_computed = models.PositiveIntegerField(_("computed"), default=0)
     num_generated = models.PositiveIntegerField(_("generated"), default=0)
+    # Earlier replies whose ids were another tokenizer's, or missing.
+    num_reencoded = models.PositiveIntegerField(_("replies encoded again"), default=0)
     queue_s = models.FloatField(_("queued, s"), default=0)
     ttft_s = models.FloatField(_("time to first token, s"), default=0)
     prefill_s = models.FloatField(_("prefill, s"), default=0)

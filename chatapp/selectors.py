@@ -153,6 +153,22 @@ def preset_get(user: User, preset_id: UUID | None) -> Preset | None:
 
 
 @translated()
+def public_presets() -> list[Preset]:
+    """What everybody may begin a conversation with, the default one first."""
+    return list(
+        Preset.objects.filter(owner__isnull=True).order_by("-is_default", "name").only("id", "name", "is_default")
+    )
+
+
+@translated()
+def model_before(question: Message, reply: Message) -> str:
+    """The model whose KV this turn could build on: of the reply so far, or the one before the question; "": none."""
+    earlier = reply.id if reply.text else question.parent_id
+    generation = generations_of([earlier]).get(earlier) if earlier else None
+    return generation.model_name if generation else ""
+
+
+@translated()
 def transcript(user: User, conversation_id: UUID, *, before: UUID | None = None, limit: int = 50) -> Transcript:
     """The last `limit` messages of the active path, or of what lies above message `before`. Raises NotFound."""
     conversation = conversation_get(user, conversation_id)

@@ -16,7 +16,7 @@ from django.core.exceptions import ImproperlyConfigured
 from django.templatetags.static import static
 from django.urls import reverse_lazy
 
-from chatapp import databases, env, keys
+from chatapp import databases, env, keys, machine
 from chatapp.default_model import DEFAULT_MODEL
 
 BASE_DIR = Path(__file__).resolve().parent.parent
@@ -39,6 +39,8 @@ RECOLLECT_BLOCK_SIZE = env.integer("RECOLLECT_BLOCK_SIZE", 16, low=1, high=1024)
 RECOLLECT_POOL_TOKENS = env.integer(
     "RECOLLECT_POOL_TOKENS", 16_384, low=256, high=1 << 31
 )  # the engine takes less, but then no question and its reply fit
+# What all loaded models may take together, weights and pools. The default leaves a quarter to everything else.
+RECOLLECT_MODEL_MEMORY = env.num_bytes("RECOLLECT_MODEL_MEMORY", machine.memory_bytes() * 3 // 4, low=1_000_000)
 RECOLLECT_MAX_BATCH_TOKENS = env.integer("RECOLLECT_MAX_BATCH_TOKENS", 512, low=1, high=1 << 20)
 RECOLLECT_MAX_RUNNING = env.integer("RECOLLECT_MAX_RUNNING", 8, low=1, high=1024)
 RECOLLECT_MAX_WAITING = env.integer("RECOLLECT_MAX_WAITING", 32, low=0, high=1 << 20)
@@ -265,6 +267,7 @@ LOGGING: dict[str, Any] = {
         "django.request": {"filters": ["not_ready"]},
         # At DEBUG it would log every statement with its parameters, and these are texts of people.
         "django.db.backends": {"level": "INFO"},
+        "httpx2": {"level": "WARNING"},  # at INFO a line for each request of fetch_model
     },
 }
 

@@ -50,7 +50,8 @@ class Unwatch:
 class TurnSend:
     """A new user message under `parent` (None: the first). client_id makes it idempotent.
 
-    A conversation that does not exist yet is created under the id that the client chose (`is_new`).
+    A conversation that does not exist yet is created under the id that the client chose (`is_new`), with the preset
+    and for the model that are named, or the default ones.
     """
 
     TYPE: ClassVar = "turn.send"
@@ -60,6 +61,7 @@ class TurnSend:
     parent: uuid.UUID | None = None
     is_new: bool = False
     preset: uuid.UUID | None = None
+    model: str | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -133,7 +135,11 @@ class Block:
 
 @dataclass(frozen=True, slots=True)
 class TurnStats:
-    """The numbers under a reply. prompt = reused_ram + reused_disk + computed."""
+    """The numbers under a reply. prompt = reused_ram + reused_disk + computed.
+
+    reencoded: earlier replies that had to be encoded again. cause: why not all of the history was reused, a
+    models.PrefixBreak.
+    """
 
     prompt_tokens: int
     reused_ram: int
@@ -143,6 +149,9 @@ class TurnStats:
     ttft_ms: float
     decode_tok_s: float
     finish_reason: str
+    model: str = ""
+    reencoded: int = 0
+    cause: str = ""
 
 
 @dataclass(frozen=True, slots=True)
@@ -165,9 +174,11 @@ class TurnAccepted:
 
 @dataclass(frozen=True, slots=True)
 class TurnStage:
-    """Where a running turn is: queued (position), reading (done of total tokens), writing, storing.
+    """Where a running turn is: loading (done of total parts of the model), queued (position), reading (done of total
+    tokens), writing, storing.
 
-    storing: complete, but the database does not take it yet; `problem` is a sentence that says why.
+    loading: without a total the model waits for room. storing: complete, but the database does not take it yet;
+    `problem` is a sentence that says why.
     """
 
     TYPE: ClassVar = "turn.stage"

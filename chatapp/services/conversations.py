@@ -9,7 +9,7 @@ from django.db import transaction
 from django.utils import timezone
 from django.utils.translation import gettext as _
 
-from chatapp import llm, selectors
+from chatapp import llm, model_catalogue, selectors
 from chatapp.errors import Invalid
 from chatapp.models import OPEN_STATUSES, Conversation, MessageStatus, TitleSource, User
 from chatapp.storage import translated
@@ -44,6 +44,15 @@ def conversation_pin(*, user: User, conversation_id: UUID, is_pinned: bool) -> C
     conversation = selectors.conversation_get(user, conversation_id)
     conversation.is_pinned = is_pinned
     conversation.save(update_fields=["is_pinned"])
+    return conversation
+
+
+@translated()
+def conversation_set_model(*, user: User, conversation_id: UUID, model: str) -> Conversation:
+    """Whoever answers from the next turn on; a reply that is being written goes on. Raises NotFound."""
+    conversation = selectors.conversation_get(user, conversation_id)
+    conversation.model_name = model_catalogue.get(model).name
+    conversation.save(update_fields=["model_name"])
     return conversation
 
 

@@ -15,7 +15,7 @@ from django.db import transaction
 from django.utils import timezone
 from django.utils.translation import gettext as _
 
-from chatapp import llm, selectors
+from chatapp import llm, model_catalogue, selectors
 from chatapp.errors import Conflict, Invalid
 from chatapp.models import (
     OPEN_STATUSES,
@@ -69,6 +69,7 @@ class GenerationNumbers:
     num_reused_disk: int = 0
     num_computed: int = 0
     num_generated: int = 0
+    num_reencoded: int = 0
     queue_s: float = 0.0
     ttft_s: float = 0.0
     prefill_s: float = 0.0
@@ -87,17 +88,19 @@ def send_create(
     parent_id: UUID | None = None,
     is_new: bool = False,
     preset_id: UUID | None = None,
+    model: str = "",
     check: Check | None = None,
 ) -> TurnRows:
     """A user message under `parent_id` and the open reply to it. The same client_id again gives the same rows.
 
-    Raises Invalid (empty, too long, not storable, a parent of the wrong kind), NotFound (conversation, parent, preset),
-    Conflict (client_id used for another text, a reply is still being written).
+    preset_id, model: of a new conversation; without a model it is the default one.
+    Raises Invalid (empty, too long, not storable, a parent of the wrong kind), NotFound (conversation, parent, preset,
+    model), Conflict (client_id used for another text, a reply is still being written).
     """
     checked_text(text)
     with transaction.atomic(durable=True):
         if is_new:
-            _conversation_begin(user, conversation_id, text, preset_id)
+            _conversation_begin(user, conversation_id, text, preset_id, model)
         conversation = selectors.conversation_get(user, conversation_id, is_locked=True)
         if known := _known_question(conversation, client_id, text):
             return known
@@ -236,12 +239,11 @@ def _checked(rows: TurnRows, check: Check | None) -> TurnRows:
     return rows
 
 
-def _conversation_begin(user: User, conversation_id: UUID, text: str, preset_id: UUID | None) -> None:
+def _conversation_begin(user: User, conversation_id: UUID, text: str, preset_id: UUID | None, model: str) -> None:
     """The conversation with its preset's values, unless the id is taken: whose it then is, the next read finds out."""
     if Conversation.objects.filter(id=conversation_id).exists():
         return  # sent again, perhaps after its preset was deleted
     preset = selectors.preset_get(user, preset_id)
-    model = llm.status().model
     conversation = Conversation(
         id=conversation_id,
         owner=user,
@@ -250,7 +252,7 @@ def _conversation_begin(user: User, conversation_id: UUID, text: str, preset_id:
         preset=preset,
         system_prompt=preset.system_prompt if preset else "",
         system_prompt_is_public=preset is not None and preset.owner_id is None,
-        model_name=model.name if model else "",
+        model_name=model_catalogue.get(model).name if model else llm.default_model(),
         sampling=preset.sampling if preset else {},
         context_policy=preset.context_policy if preset else ContextPolicy.FULL,
         thinking_in_history=preset.thinking_in_history if preset else ThinkingInHistory.TEMPLATE,

@@ -20,7 +20,7 @@ from django.utils.translation import gettext as _
 from chatapp import executors, hints, llm, locks, selectors, storage, wire
 from chatapp.errors import ChatError, Conflict, StorageUnavailable
 from chatapp.markdown import render_blocks
-from chatapp.models import Generation, Message, MessageStatus, User
+from chatapp.models import Generation, Message, MessageStatus, PrefixBreak, User
 from chatapp.services import turns
 from chatapp.turn.live import Live, LiveTurn
 from chatapp.turn.prompt import Plan, plan_turn
@@ -91,7 +91,8 @@ def _admit(user: User, frame: TurnFrame) -> tuple[turns.TurnRows, Plan | None]:
     def check(rows: turns.TurnRows) -> None:
         nonlocal plan
         history = selectors.history(rows.conversation, rows.user_message)
-        plan = plan_turn(rows.conversation, history, rows.assistant_message)
+        before = selectors.model_before(rows.user_message, rows.assistant_message)
+        plan = plan_turn(rows.conversation, history, rows.assistant_message, model_before=before)
 
     return _open_rows(user, frame, check), plan
 
@@ -108,6 +109,7 @@ def _open_rows(user: User, frame: TurnFrame, check: turns.Check) -> turns.TurnRo
                 parent_id=frame.parent,
                 is_new=frame.is_new,
                 preset_id=frame.preset,
+                model=frame.model or "",
                 check=check,
             )
         case wire.TurnEdit():
@@ -218,6 +220,7 @@ async def _generate(
         prompt=plan.prompt,
         sampling=plan.sampling,
         is_head_public=plan.is_head_public,
+        model=plan.model,
         is_continuation=bool(plan.text),
         tags=(str(turn.conversation_id),),
     )
@@ -247,11 +250,11 @@ def _ending(turn: LiveTurn, plan: Plan, finished: llm.FinishedEvent) -> Ending:
         llm.FinishReason.CANCELLED: MessageStatus.STOPPED if turn.is_stopping else MessageStatus.INTERRUPTED,
         llm.FinishReason.ERROR: MessageStatus.FAILED,
     }[finished.finish_reason]
-    info, stats = llm.model_info(), finished.stats
+    info, stats = llm.model_info(plan.model), finished.stats
     numbers = turns.GenerationNumbers(
-        model_name=info.name,
-        model_fingerprint=info.fingerprint,
-        kernel_tier=info.kernel_tier,
+        model_name=plan.model,
+        model_fingerprint=info.fingerprint if info else "",
+        kernel_tier=info.kernel_tier if info else "",
         sampling=asdict(plan.sampling),
         seed=plan.sampling.seed,
         finish_reason=finished.finish_reason.value,
@@ -260,6 +263,8 @@ def _ending(turn: LiveTurn, plan: Plan, finished: llm.FinishedEvent) -> Ending:
         num_reused_disk=stats.num_reused_disk,
         num_computed=stats.num_computed,
         num_generated=stats.num_generated,
+        num_reencoded=plan.num_reencoded,
+        prefix_break=PrefixBreak.MODEL_CHANGED if plan.is_model_changed and stats.num_prompt_tokens else "",
         queue_s=stats.queue_s,
         ttft_s=stats.ttft_s,
         prefill_s=stats.prefill_s,
@@ -281,11 +286,12 @@ async def _publish_end(live: Live, turn: LiveTurn, publisher: Publisher, ending:
     )
     stats = turn_stats(numbers or turns.GenerationNumbers(model_name=""))
     logger.info(
-        "turn %s conversation %s user %s: %s %s, prompt %d = %d ram + %d disk + %d computed, generated %d, "
+        "turn %s conversation %s user %s model %s: %s %s, prompt %d = %d ram + %d disk + %d computed, generated %d, "
         "queue %.0f ms, ttft %.0f ms, %.1f tok/s",
         turn.message_id,
         turn.conversation_id,
         turn.user_id,
+        stats.model or "-",
         ending.status.value,
         stats.finish_reason or "refused",
         stats.prompt_tokens,
@@ -311,6 +317,9 @@ def turn_stats(numbers: turns.GenerationNumbers | Generation) -> wire.TurnStats:
         ttft_ms=round(1000 * numbers.ttft_s, 1),
         decode_tok_s=round(num_later / numbers.decode_s, 1) if num_later > 0 and numbers.decode_s > 0 else 0.0,
         finish_reason=numbers.finish_reason,
+        model=numbers.model_name,
+        reencoded=numbers.num_reencoded,
+        cause=numbers.prefix_break,
     )
 
 

@@ -21,6 +21,12 @@ from chatapp.turn.stream import Reply
 logger = logging.getLogger(__name__)
 
 SAVE_INTERVAL_S = 0.5  # half of what is promised: the save itself takes time
+_STATUS_OF = {
+    Stage.LOADING: MessageStatus.QUEUED,
+    Stage.QUEUED: MessageStatus.QUEUED,
+    Stage.READING: MessageStatus.READING,
+    Stage.WRITING: MessageStatus.WRITING,
+}
 FIRST_RETRY_S = 0.2
 MAX_RETRY_S = 5.0  # a disk that has room again is noticed within that
 
@@ -94,7 +100,7 @@ class Writer:
             return await executors.database(turns.turn_is_open, message_id=self._message_id)
         is_there = True
         if stage != self._saved_stage:
-            status = MessageStatus(stage.value)
+            status = _STATUS_OF[stage]
             is_there = await executors.database(turns.turn_progress, message_id=self._message_id, status=status)
             self._saved_stage = stage
         if is_there and version != self._saved_version:

@@ -5,7 +5,10 @@ So a message can be checked and stored while its model is still being loaded.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+import threading
+from collections import OrderedDict
+from collections.abc import Callable
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 from inference.config import EngineConfig, ModelConfig
@@ -15,6 +18,8 @@ from inference.kernels.kv_storage import bytes_per_token
 from inference.model.registry import estimate_weight_bytes
 from inference.tokenizer.chat_template import ChatTemplate
 from inference.tokenizer.tokenizer import Tokenizer
+
+MAX_KEPT = 4  # opened models; a large vocabulary takes some 100 MB
 
 
 @dataclass(frozen=True, slots=True)
@@ -41,6 +46,10 @@ class OpenedModel:
     def notes(self) -> tuple[str, ...]:
         """Sentences for whoever runs the model: what is left out of it, what its template does to the history."""
         return (*self.model_file.notes, *self.chat_template.history_notes)
+
+    def limited(self, max_model_len: int) -> OpenedModel:
+        """The same with a shorter window."""
+        return replace(self, config=replace(self.config, max_model_len=max_model_len), max_model_len=max_model_len)
 
 
 def open_model(path: Path | str, config: EngineConfig) -> OpenedModel:
@@ -73,3 +82,36 @@ def window_of(model: ModelConfig, config: EngineConfig) -> int:
     if window > model.max_position_embeddings:
         raise ValueError(f"max_model_len is {window}, the model holds {model.max_position_embeddings}")
     return min(window, config.num_blocks * config.block_size)
+
+
+class ModelShelf:
+    """Opened models by name, the ones asked for last. Each is opened once, whoever asks meanwhile. Thread-safe."""
+
+    def __init__(self, open_model: Callable[[str], OpenedModel]) -> None:
+        self._open = open_model
+        self._lock = threading.Lock()
+        self._opening: dict[str, threading.Lock] = {}
+        self._kept: OrderedDict[str, OpenedModel] = OrderedDict()
+
+    def get(self, name: str) -> OpenedModel:
+        """Blocking while the model is being opened. Raises what opening it raises."""
+        with self._lock:
+            if name in self._kept:
+                self._kept.move_to_end(name)
+                return self._kept[name]
+            opening = self._opening.setdefault(name, threading.Lock())
+        with opening:
+            with self._lock:
+                if name in self._kept:
+                    return self._kept[name]
+            opened = self._open(name)
+            with self._lock:
+                self._kept[name] = opened
+                while len(self._kept) > MAX_KEPT:
+                    self._kept.popitem(last=False)
+            return opened
+
+    def drop(self, name: str) -> None:
+        """Open it anew when it is asked for again: its file may have changed."""
+        with self._lock:
+            self._kept.pop(name, None)

@@ -1,186 +1,416 @@
-"""Worker: the one thread that owns the engine. Requests go in from any thread, events come out on the worker's.
+"""Worker: the one thread that owns the engines. Requests go in from any thread, events come out on the worker's.
 
-While the model is loading nothing is accepted: whoever wants to wait for it can see `state`, and an answer of "loading"
-is better than a queue in front of the queue. Whatever ends the thread, every request that was accepted gets its
-FinishedEvent.
+Engines with work compute by turns, a step each. A request for a model that is not loaded is accepted and waits for it;
+models are read on a thread of their own, so that replies of others go on meanwhile (see model_hub for who has to make
+room). Whatever ends the thread, every request that was accepted gets its FinishedEvent.
 """
 
 from __future__ import annotations
 
 import logging
 import threading
+import time
 from collections.abc import Callable
-from dataclasses import replace
+from concurrent.futures import Future
+from dataclasses import dataclass
 from functools import partial
 from queue import Empty, SimpleQueue
-from typing import Literal
+from typing import Any, Literal, Protocol, TypeVar
 
-from inference.engine.llm_engine import LLMEngine, ProgressFn
+from inference.engine.llm_engine import Clock, LLMEngine, ProgressFn, load_opened
+from inference.engine.model_hub import ModelHub, ModelStatus, Slot, check_fits
+from inference.engine.opened_model import ModelShelf, OpenedModel
+from inference.engine.system_memory import give_back
 from inference.errors import EngineStopped, InferenceError, QueueFull
-from inference.types import EngineStats, Event, FinishedEvent, FinishReason, Request, RequestStats
+from inference.model.base import RunKernels
+from inference.types import (
+    EngineStats,
+    Event,
+    FinishedEvent,
+    FinishReason,
+    ProgressEvent,
+    Request,
+    RequestStats,
+    Stage,
+)
 
 logger = logging.getLogger(__name__)
 
-State = Literal["loading", "ready", "failed", "stopped"]
+State = Literal["running", "failed", "stopped"]
 EventFn = Callable[[Event], None]
-Command = Callable[[LLMEngine], None]  # run on the worker thread, between two steps
+T = TypeVar("T")
+
+
+class LoadFn(Protocol):
+    def __call__(self, opened: OpenedModel, /, *, on_progress: ProgressFn, run_kernels: RunKernels) -> LLMEngine: ...
+
+
+@dataclass(frozen=True, slots=True)
+class _Accepted:
+    slot: Slot
+    on_event: EventFn
 
 
 class Worker:
-    """Loads an engine in the background and runs it until shutdown.
+    """Runs until shutdown. state is "running", and ends in "stopped" (by shutdown) or "failed" (error says why).
 
-    state goes from "loading" to "ready", and ends in "stopped" (by shutdown) or "failed" (error says why).
-    engine is None until ready; other threads may use what LLMEngine calls safe from any thread.
+    open_model: name -> the model without its weights; it may raise. max_bytes: what all loaded models may take, weights
+    and pools.
     """
 
-    def __init__(self, load: Callable[[ProgressFn], LLMEngine]) -> None:
-        self.state: State = "loading"
-        self.progress = 0.0  # of loading, 0 to 1
+    def __init__(
+        self,
+        open_model: Callable[[str], OpenedModel],
+        *,
+        max_bytes: int,
+        load: LoadFn = load_opened,
+        clock: Clock = time.monotonic,
+    ) -> None:
+        self.state: State = "running"
         self.error = ""  # a sentence, "" while all is well
-        self.engine: LLMEngine | None = None
-        self._load = load
+        self.max_bytes = max_bytes
+        self._shelf = ModelShelf(open_model)
+        self._load_engine = load
+        self._clock = clock
         self._is_stopping = False
-        self._commands: SimpleQueue[Command] = SimpleQueue()
-        self._callbacks: dict[str, EventFn] = {}  # of the requests that have been accepted and not finished
-        self._lock = threading.Lock()  # over state and _callbacks: nothing is accepted after the end
+        self._hub = ModelHub(max_bytes, begin=self._begin_load)
+        self._commands: SimpleQueue[Callable[[], None]] = SimpleQueue()  # run on the thread, between two steps
+        self._accepted: dict[str, _Accepted] = {}  # requests that have not finished
+        self._calls: set[Future[Any]] = set()
+        self._lock = threading.Lock()  # over state, _accepted and _calls: nothing is accepted after the end
         self._thread = threading.Thread(target=self._run, name="engine", daemon=True)
+        self._loader = threading.Thread()  # the latest
 
     def start(self) -> None:
-        """Start the thread; returns at once, in state "loading"."""
+        """Start the thread; returns at once."""
         self._thread.start()
 
-    def submit(self, request: Request, on_event: EventFn) -> None:
-        """Hand a request over. Raises EngineStopped (loading, failed, stopped), PromptTooLong, QueueFull, ValueError.
+    # --- models, from any thread --------------------------------------------------------------------------------------
+
+    def open(self, name: str) -> OpenedModel:
+        """The model without its weights. Blocking unless it is open. Raises what opening it does, and ModelTooLarge."""
+        slot = self._hub.slots.get(name)
+        opened = (slot.opened if slot is not None else None) or self._shelf.get(name)
+        check_fits(name, opened.memory_bytes, self.max_bytes)
+        return opened
+
+    def load(self, name: str) -> None:
+        """Have a model loaded when there is room. Blocking as open(). Raises what that raises, and EngineStopped."""
+        opened = self.open(name)
+        self._call(partial(self._want, opened, name))
+
+    def load_soon(self, name: str) -> None:
+        """As load(), without waiting for anything: what load() would raise becomes the model's error."""
+        slot = self._hub.slot(name)
+        slot.state = "waiting"
+
+        def load() -> None:
+            try:
+                self.load(name)
+            except EngineStopped:
+                return
+            except Exception as error:  # noqa: BLE001 -- whatever opening it has raised is why there is no model
+                self._commands.put(partial(self._give_up, slot, str(error)))
+
+        threading.Thread(target=load, name="model opener", daemon=True).start()
+
+    def unload(self, name: str) -> None:
+        """Give the memory of a model back; it has left when this returns. Raises ModelBusy, EngineStopped."""
+        self._call(partial(self._unload, name))
+
+    @property
+    def used_bytes(self) -> int:
+        """Memory of the models that are loaded or being loaded."""
+        return self._hub.used_bytes
+
+    def model(self, name: str) -> ModelStatus:
+        slot = self._hub.slots.get(name)
+        return ModelStatus(name) if slot is None else slot.status
+
+    def stats(self, name: str) -> EngineStats:
+        """The latest snapshot of a model's engine; zeros while there is none."""
+        slot = self._hub.slots.get(name)
+        engine = slot.engine if slot is not None else None
+        return EngineStats() if engine is None else engine.stats()
+
+    def count_cached(self, name: str, request: Request) -> int:
+        """How many leading tokens of a prompt have their KV in memory now. Raises EngineStopped."""
+        return self._call(partial(self._count_cached, name, request))
+
+    # --- requests, from any thread ------------------------------------------------------------------------------------
+
+    def submit(self, name: str, request: Request, on_event: EventFn) -> None:
+        """Hand a request for a model over. Raises EngineStopped, QueueFull, what open() raises, and, when the model is
+        loaded, PromptTooLong and ValueError; later these end the request.
 
         on_event is called on the worker thread, in order, FinishedEvent exactly once and last. It must not block. If it
         raises, the request is cancelled.
         """
+        opened = self.open(name)
         with self._lock:
-            engine = self._ready_engine()
-            engine.check_request(request)
-            if request.request_id in self._callbacks:
+            self._refuse_when_over()
+            slot = self._hub.slot(name)
+            if slot.engine is not None:
+                slot.engine.check_request(request)
+            if request.request_id in self._accepted:
                 raise ValueError(f"request {request.request_id} is in the engine already")
-            num_live, config = len(self._callbacks), engine.config
+            num_live, config = len(self._accepted), opened.config
             if num_live >= config.max_running + config.max_waiting:
                 raise QueueFull(num_waiting=num_live - config.max_running, max_waiting=config.max_waiting)
-            self._callbacks[request.request_id] = on_event
-            self._commands.put(partial(self._add, request, engine.clock()))
+            self._accepted[request.request_id] = _Accepted(slot, on_event)
+            submitted_at = self._clock() if slot.engine is None else slot.engine.clock()
+            self._commands.put(partial(self._take, opened, slot, request, submitted_at))
 
     def cancel(self, request_id: str) -> None:
         """Ask for the end of a request: its FinishedEvent follows within one step. Unknown ids are ignored."""
-        self._commands.put(lambda engine: engine.cancel(request_id))
+        self._commands.put(partial(self._cancel, request_id))
 
     def purge(self, tag: str) -> None:
-        """Forget the cached KV of a tag before the next step. Without an engine there is none."""
+        """Forget the cached KV of a tag, in all loaded models, before the next step."""
         self._commands.put(partial(self._purge, tag))
 
-    def stats(self) -> EngineStats:
-        """The engine's latest snapshot; zeros before it is ready."""
-        stats = EngineStats() if self.engine is None else self.engine.stats()
-        return replace(stats, error=self.error)
-
     def shutdown(self, timeout: float = 10.0) -> bool:
-        """End every request with CANCELLED and stop the thread; True when it has ended within timeout seconds.
+        """End every request with CANCELLED and stop; True when all threads have ended within timeout seconds.
 
-        A model that is still loading stops at its next report of progress.
+        A model that is being loaded stops at its next report of progress.
         """
+        deadline = time.monotonic() + timeout
         self._is_stopping = True
-        self._commands.put(lambda engine: None)  # wakes it
+        self._commands.put(lambda: None)  # wakes it
         if self._thread.ident is None:  # never started
             self._end("stopped", "")
             return True
-        self._thread.join(timeout)
-        return not self._thread.is_alive()
+        for thread in (self._thread, self._loader):
+            if thread.ident is not None:
+                thread.join(max(0.0, deadline - time.monotonic()))
+        return not (self._thread.is_alive() or self._loader.is_alive())
 
-    def _ready_engine(self) -> LLMEngine:
-        if self.state == "loading":
-            raise EngineStopped(f"the model is still loading ({self.progress:.0%})")
-        if self.state != "ready" or self.engine is None or self._is_stopping:
+    def _refuse_when_over(self) -> None:
+        if self.state != "running" or self._is_stopping:
             raise EngineStopped(self.error or "the engine is stopped")
-        return self.engine
+
+    def _call(self, work: Callable[[], T]) -> T:
+        """Run it on the worker thread between two steps and return its result. Raises EngineStopped when that ends."""
+        future: Future[T] = Future()
+
+        def run() -> None:
+            try:
+                future.set_result(work())
+            except Exception as error:  # noqa: BLE001 -- for whoever asked
+                future.set_exception(error)
+
+        with self._lock:
+            self._refuse_when_over()
+            self._calls.add(future)
+            self._commands.put(run)
+        try:
+            return future.result()
+        finally:
+            with self._lock:
+                self._calls.discard(future)
+
+    # --- the thread ---------------------------------------------------------------------------------------------------
 
     def _run(self) -> None:
         """The life of the thread. However it ends, _end() has the last word."""
         problem = "the engine thread has ended unexpectedly"
         try:
-            engine = self._load(self._report_progress)
-            with self._lock:
-                self.engine, self.progress, self.state = engine, 1.0, "ready"
-            self._loop(engine)
+            while not self._is_stopping:
+                self._run_commands(is_waiting=not self._hub.has_work)
+                self._step()
+            self._run_commands(is_waiting=False)
+            self._cancel_all()
             problem = ""
-        except EngineStopped:  # asked to stop while loading
-            problem = ""
-        except InferenceError as error:  # says all there is to say: a missing file, a model of another kind
-            logger.error("the engine has ended: %s", error)
-            problem = str(error)
         except Exception as error:
             logger.exception("the engine has ended")
             problem = str(error) or type(error).__name__
         finally:
             self._end("failed" if problem else "stopped", problem)
 
-    def _loop(self, engine: LLMEngine) -> None:
-        while not self._is_stopping:
-            self._run_commands(engine, is_waiting=not engine.has_work)
-            try:
-                self._deliver(engine, engine.schedule_step())
-                events = engine.run_step()
-            except Exception as error:
-                logger.exception("a step has failed")
-                events = engine.fail_step(f"internal error: {type(error).__name__}")
-                engine.check_integrity()  # rather no engine than one that gives out wrong blocks
-            self._deliver(engine, events)
-        self._run_commands(engine, is_waiting=False)
-        engine.cancel_all()
-        self._deliver(engine, engine.step())
-
-    def _run_commands(self, engine: LLMEngine, *, is_waiting: bool) -> None:
+    def _run_commands(self, *, is_waiting: bool) -> None:
         """Run what has been asked for; wait for the first command when there is nothing else to do."""
         try:
-            self._commands.get(block=is_waiting)(engine)
+            self._commands.get(block=is_waiting)()
             while True:
-                self._commands.get_nowait()(engine)
+                self._commands.get_nowait()()
         except Empty:
             return
 
-    def _add(self, request: Request, submitted_at: float, engine: LLMEngine) -> None:
+    def _step(self) -> None:
+        """One step of the model whose turn it is."""
+        slot = self._hub.next_busy()
+        if slot is None or slot.engine is None:
+            return
+        engine = slot.engine
+        slot.used_at = self._clock()
         try:
-            engine.add_request(request, submitted_at=submitted_at)
-        except Exception as error:  # a request that check_request() has let through must not take the others with it
-            logger.exception("request %s could not be added", request.request_id)
-            self._deliver(engine, [_end_of(request.request_id, f"the request makes no sense: {error}")])
+            self._deliver(engine.schedule_step())
+            events = engine.run_step()
+        except Exception as error:
+            logger.exception("a step of %s has failed", slot.name)
+            events = self._fail_step(slot, engine, f"internal error: {type(error).__name__}")
+        self._deliver(events)
+        if self._hub.wanted and not engine.has_work:  # perhaps it was waited for
+            self._arrange()
 
-    def _purge(self, tag: str, engine: LLMEngine) -> None:
-        logger.info("purged %d blocks of %s", engine.purge(tag), tag)
+    def _fail_step(self, slot: Slot, engine: LLMEngine, problem: str) -> list[Event]:
+        """End the requests of the step. An engine whose books are wrong goes: it would mix blocks up."""
+        try:
+            events = engine.fail_step(problem)
+            engine.check_integrity()
+        except Exception as error:
+            logger.exception("the engine of %s is given up", slot.name)
+            self._give_up(slot, str(error) or type(error).__name__)
+            return []
+        return events
 
-    def _deliver(self, engine: LLMEngine, events: list[Event]) -> None:
-        for event in events:
-            with self._lock:
-                if isinstance(event, FinishedEvent):
-                    on_event = self._callbacks.pop(event.request_id)
-                else:
-                    on_event = self._callbacks[event.request_id]
-            try:
-                on_event(event)
-            except Exception:
-                logger.exception("the receiver of request %s has failed", event.request_id)
-                engine.cancel(event.request_id)
-
-    def _report_progress(self, progress: float) -> None:
-        if self._is_stopping:
-            raise EngineStopped
-        self.progress = progress
+    def _cancel_all(self) -> None:
+        for slot in self._hub.slots.values():
+            if slot.engine is not None:
+                slot.engine.cancel_all()
+                self._deliver(slot.engine.step())
 
     def _end(self, state: State, problem: str) -> None:
         """Accept nothing any more, and tell those who still wait."""
         with self._lock:
             self.state, self.error = state, problem
-            callbacks, self._callbacks = self._callbacks, {}
-        for request_id, on_event in callbacks.items():
-            try:
-                on_event(_end_of(request_id, problem))
-            except Exception:
-                logger.exception("the receiver of request %s has failed", request_id)
+            accepted, self._accepted = self._accepted, {}
+            calls = self._calls.copy()
+        for request_id, request in accepted.items():
+            self._tell(request.on_event, _end_of(request_id, problem))
+        for call in calls:
+            if not call.done():
+                call.set_exception(EngineStopped(problem or "the engine is stopped"))
+
+    # --- requests, on the thread --------------------------------------------------------------------------------------
+
+    def _take(self, opened: OpenedModel, slot: Slot, request: Request, submitted_at: float) -> None:
+        slot.used_at = self._clock()
+        if self._hub.takes_requests(slot):
+            self._add(slot, request, submitted_at)
+            return
+        slot.held[request.request_id] = (request, submitted_at)
+        self._want(opened, slot.name)
+        self._report_loading(slot, [request.request_id])
+
+    def _add(self, slot: Slot, request: Request, submitted_at: float) -> None:
+        assert slot.engine is not None, "a model that takes requests has an engine"
+        try:
+            slot.engine.add_request(request, submitted_at=submitted_at)
+        except InferenceError as error:  # it came while the model was not there to be asked
+            self._deliver([_end_of(request.request_id, str(error))])
+        except Exception as error:  # a request that check_request() has let through must not take the others with it
+            logger.exception("request %s could not be added", request.request_id)
+            self._deliver([_end_of(request.request_id, f"the request makes no sense: {error}")])
+
+    def _cancel(self, request_id: str) -> None:
+        with self._lock:
+            accepted = self._accepted.get(request_id)
+        if accepted is None:
+            return
+        slot = accepted.slot
+        if slot.held.pop(request_id, None) is not None:
+            self._deliver([_end_of(request_id, "")])
+            self._hub.forget(slot)
+            self._arrange()
+        elif slot.engine is not None:
+            slot.engine.cancel(request_id)
+
+    def _purge(self, tag: str) -> None:
+        num_blocks = sum(slot.engine.purge(tag) for slot in self._hub.slots.values() if slot.engine is not None)
+        logger.info("purged %d blocks of %s", num_blocks, tag)
+
+    def _count_cached(self, name: str, request: Request) -> int:
+        engine = self._hub.slot(name).engine
+        return 0 if engine is None else engine.count_cached(request)
+
+    def _deliver(self, events: list[Event]) -> None:
+        for event in events:
+            with self._lock:
+                if isinstance(event, FinishedEvent):
+                    accepted = self._accepted.pop(event.request_id)
+                else:
+                    accepted = self._accepted[event.request_id]
+            if not self._tell(accepted.on_event, event):
+                self._cancel(event.request_id)
+
+    def _tell(self, on_event: EventFn, event: Event) -> bool:
+        try:
+            on_event(event)
+        except Exception:
+            logger.exception("the receiver of request %s has failed", event.request_id)
+            return False
+        return True
+
+    # --- models, on the thread ----------------------------------------------------------------------------------------
+
+    def _want(self, opened: OpenedModel, name: str) -> None:
+        self._hub.want(opened, name)
+        self._arrange()
+
+    def _unload(self, name: str) -> None:
+        self._hub.unload(self._hub.slot(name))
+        self._shelf.drop(name)  # whoever comes back finds the file as it is then
+        give_back()
+        logger.info("unloaded %s: %d of %d bytes are used", name, self._hub.used_bytes, self.max_bytes)
+
+    def _arrange(self) -> None:
+        for slot in self._hub.arrange():
+            held, slot.held = slot.held, {}
+            for request, submitted_at in held.values():
+                self._add(slot, request, submitted_at)
+
+    def _begin_load(self, slot: Slot) -> None:
+        self._report_loading(slot, list(slot.held))
+        self._loader = threading.Thread(target=self._load, args=(slot, slot.opened), name="model loader", daemon=True)
+        self._loader.start()
+
+    def _load(self, slot: Slot, opened: OpenedModel) -> None:
+        """The life of a loader thread."""
+        give_back()  # what has just been unloaded
+        try:
+            engine = self._load_engine(opened, on_progress=partial(self._report_progress, slot), run_kernels=self._call)
+        except EngineStopped:  # asked to stop
+            return
+        except InferenceError as error:  # says all there is to say: a missing tensor, a model of another kind
+            logger.error("%s could not be loaded: %s", slot.name, error)
+            self._commands.put(partial(self._give_up, slot, str(error)))
+        except Exception as error:
+            logger.exception("%s could not be loaded", slot.name)
+            self._commands.put(partial(self._give_up, slot, str(error) or type(error).__name__))
+        else:
+            self._commands.put(partial(self._loaded, slot, engine))
+
+    def _loaded(self, slot: Slot, engine: LLMEngine) -> None:
+        self._hub.loaded(slot, engine, self._clock())
+        logger.info("loaded %s: %d of %d bytes are used", slot.name, self._hub.used_bytes, self.max_bytes)
+        self._arrange()
+
+    def _give_up(self, slot: Slot, problem: str) -> None:
+        """The model could not be loaded, or its engine has broken: those who wait for it are told, the others go on."""
+        self._hub.failed(slot, problem)
+        self._shelf.drop(slot.name)
+        slot.held.clear()
+        with self._lock:
+            lost = [request_id for request_id, accepted in self._accepted.items() if accepted.slot is slot]
+        self._deliver([_end_of(request_id, problem) for request_id in lost])
+        self._arrange()
+
+    def _report_progress(self, slot: Slot, progress: float) -> None:
+        """On the loader's thread."""
+        if self._is_stopping or self.state != "running":
+            raise EngineStopped
+        is_news = int(100 * progress) > int(100 * slot.progress)
+        slot.progress = progress
+        if is_news:
+            self._commands.put(lambda: self._report_loading(slot, list(slot.held)))
+
+    def _report_loading(self, slot: Slot, request_ids: list[str]) -> None:
+        if slot.state not in ("loading", "waiting") and slot.engine is None:
+            return
+        is_loading = slot.state == "loading"
+        num_done, num_total = (int(1000 * slot.progress), 1000) if is_loading else (0, 0)
+        self._deliver([ProgressEvent(name, Stage.LOADING, 0, num_done, num_total) for name in request_ids])
 
 
 def _end_of(request_id: str, problem: str) -> FinishedEvent:

@@ -12,6 +12,7 @@ from typing import Any
 
 import numpy as np
 
+from inference.engine.model_hub import ModelState, ModelStatus
 from inference.errors import EngineStopped
 from inference.types import (
     ChatMessage,
@@ -47,7 +48,8 @@ class ByteTemplate:
 
     stop_token_ids = (END,)
 
-    def __init__(self) -> None:
+    def __init__(self, fingerprint: str) -> None:
+        self.fingerprint = fingerprint
         self.days: list[datetime.date | None] = []  # told to each prompt
 
     def build(self, messages: Sequence[ChatMessage], *, today: datetime.date | None = None) -> Prompt:
@@ -70,31 +72,56 @@ class ByteTemplate:
 class FakeWorker:
     """Holds requests until the test answers them with `write` and `finish`."""
 
+    used_bytes, max_bytes = 0, 1 << 30
+
     def __init__(self, max_model_len: int = 4096, tokenizer_fingerprint: str = "bytes") -> None:
-        self.state = "loading"
-        self.progress = 0.0
+        self.state = "running"
+        self.model_state: ModelState = "ready"  # of every model
         self.error = ""
+        self.model_error = ""
         self.requests: list[Request] = []
+        self.models: list[str] = []  # that the requests were for
         self.purged: list[str] = []
-        self.engine: Any = None
+        self.num_cached = 0  # of any prompt
         self._listeners: dict[str, Callable[[Event], None]] = {}
         self._written: dict[str, list[int]] = {}
-        self._engine = SimpleNamespace(
+        self.opened = SimpleNamespace(
             max_model_len=max_model_len,
             tokenizer=ByteTokenizer(),
-            chat_template=ByteTemplate(),
-            info=ModelInfo("fake", "fake.gguf", "llama", 1, 1, 260, 4096, "fake", "model", tokenizer_fingerprint, 8),
+            chat_template=ByteTemplate(tokenizer_fingerprint),
         )
+        self.info = ModelInfo("fake", "fake.gguf", "llama", 1, 1, 260, 4096, "fake", "model", tokenizer_fingerprint, 8)
 
     # what the door calls
 
     def start(self) -> None:
-        self.state, self.progress, self.engine = "ready", 1.0, self._engine
+        self.state = "running"
 
-    def submit(self, request: Request, on_event: Callable[[Event], None]) -> None:
-        if self.state != "ready":
+    def load_soon(self, name: str) -> None:
+        pass
+
+    def load(self, name: str) -> None:
+        self.model_state = "ready"
+
+    def unload(self, name: str) -> None:
+        self.model_state = "unloaded"
+
+    def open(self, name: str) -> Any:
+        return self.opened
+
+    def model(self, name: str) -> ModelStatus:
+        is_there = self.model_state == "ready"
+        info = self.info if is_there else None
+        return ModelStatus(name, self.model_state, float(is_there), self.model_error, 0, info)
+
+    def count_cached(self, name: str, request: Request) -> int:
+        return self.num_cached
+
+    def submit(self, name: str, request: Request, on_event: Callable[[Event], None]) -> None:
+        if self.state != "running":
             raise EngineStopped
         self.requests.append(request)
+        self.models.append(name)
         self._listeners[request.request_id] = on_event
         self._written[request.request_id] = []
         on_event(ProgressEvent(request.request_id, Stage.QUEUED))
@@ -107,7 +134,7 @@ class FakeWorker:
         self.purged.append(tag)
         return Future()
 
-    def stats(self) -> EngineStats:
+    def stats(self, name: str = "") -> EngineStats:
         return EngineStats(num_running=len(self._listeners))
 
     def shutdown(self, timeout: float = 10.0) -> bool:
@@ -117,6 +144,10 @@ class FakeWorker:
         return True
 
     # what a test calls; without a request_id the newest request is meant
+
+    def load_further(self, num_done: int, num_total: int) -> None:
+        request_id = self.requests[-1].request_id
+        self._listeners[request_id](ProgressEvent(request_id, Stage.LOADING, 0, num_done, num_total))
 
     def read(self, num_done: int, num_total: int, request_id: str = "") -> None:
         request_id = request_id or self.requests[-1].request_id

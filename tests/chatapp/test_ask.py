@@ -30,7 +30,7 @@ pytestmark = pytest.mark.django_db(transaction=True)
 def paced(monkeypatch: pytest.MonkeyPatch, settings: Any, tmp_path: Path) -> dict[str, Any]:
     """The engine that `ask` starts, and how it is made."""
     options: dict[str, Any] = {"num_words": 5, "pace_s": 0.001}
-    monkeypatch.setattr(llm, "Worker", lambda load: PacedWorker(**options))
+    monkeypatch.setattr(llm, "Worker", lambda *args, **kwargs: PacedWorker(**options))
     settings.RECOLLECT_DATA = settings.RECOLLECT_KEYS = tmp_path
     return options
 
@@ -124,9 +124,9 @@ def test_a_message_that_cannot_be_stored_costs_no_model(text: str, said: str, mo
 def test_a_model_that_cannot_be_loaded_is_an_error_and_stores_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
     class Broken(PacedWorker):
         def start(self) -> None:
-            self.state, self.error = "failed", "gone.gguf: there is no such file"
+            self.model_state, self.model_error = "failed", "gone.gguf: there is no such file"
 
-    monkeypatch.setattr(llm, "Worker", lambda load: Broken())
+    monkeypatch.setattr(llm, "Worker", lambda *args, **kwargs: Broken())
     with pytest.raises(CommandError, match=r"gone.gguf.*manage.py fetch_model"):
         run_ask("Hello")
     assert not Conversation.objects.exists()

@@ -314,6 +314,7 @@ def frame_about(cls: type[wire.ClientFrame], conversation: object, message: obje
         "seq": 1,
         "is_new": False,
         "preset": None,
+        "model": None,
     }
     return {"type": cls.TYPE, **{item.name: values[item.name] for item in fields(cls)}}
 

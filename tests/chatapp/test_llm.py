@@ -42,12 +42,12 @@ async def ask(ticket: llm.Ticket, request_id: str = "r", **changes: Any) -> list
 
 @pytest.mark.model
 def test_a_pool_that_does_not_fit_names_its_bytes_and_what_to_lower(model_path: Path, settings: Any) -> None:
-    settings.RECOLLECT_MODEL, settings.RECOLLECT_POOL_TOKENS = model_path, 1 << 31
+    settings.RECOLLECT_POOL_TOKENS = 1 << 31
     limits = resource.getrlimit(resource.RLIMIT_AS)
     resource.setrlimit(resource.RLIMIT_AS, (1 << 40, limits[1]))  # whatever this machine promises
     try:
         with pytest.raises(InferenceError, match=r"needs \d{13,} bytes.*: lower RECOLLECT_POOL_TOKENS$"):
-            llm.load(lambda _share: None)
+            llm._load(llm._open(model_path), on_progress=lambda _share: None, run_kernels=lambda work: work())
     finally:
         resource.setrlimit(resource.RLIMIT_AS, limits)
 
@@ -92,19 +92,33 @@ def test_a_place_is_given_back_once() -> None:
 
 def test_without_a_ready_engine_nothing_is_reserved() -> None:
     llm._handle.worker = None
-    for state, word in (
-        (None, "No model"),
-        ("loading", "being loaded"),
-        ("failed", "gone.gguf"),
-        ("stopped", "stopped"),
-    ):
+    for state, word in ((None, "No model"), ("failed", "out of blocks"), ("stopped", "stopped")):
         if state:
             worker = FakeWorker()
-            worker.state, worker.error = state, "gone.gguf: there is no such file" if state == "failed" else ""
+            worker.state, worker.error = state, "out of blocks" if state == "failed" else ""
             llm._handle.worker = worker  # type: ignore[assignment]
         with pytest.raises(EngineUnavailable, match=word):
             llm.reserve(1)
         assert llm.status().state == (state or "off")
+
+
+@pytest.mark.parametrize(
+    ("model_state", "state", "word"),
+    [
+        ("ready", "ready", ""),
+        ("waiting", "loading", "being loaded"),
+        ("loading", "loading", "being loaded"),
+        ("unloaded", "unloaded", "next message"),
+        ("failed", "failed", "gone.gguf"),
+    ],
+)
+def test_each_state_of_a_model_has_its_word(model_state: str, state: str, word: str) -> None:
+    worker = FakeWorker()
+    worker.model_state, worker.model_error = model_state, "gone.gguf: there is no such file"  # type: ignore[assignment]
+    llm.start(worker)
+    assert llm.status().state == state
+    assert word in llm.status().message
+    llm.reserve(1).release()  # whatever becomes of the model: the turn will wait, or hear why not
 
 
 def test_a_draining_server_takes_nothing_new() -> None:
@@ -231,4 +245,3 @@ def test_a_begun_reply_lies_behind_the_prompt() -> None:
     longer = llm.extended(prompt, [7, 8])
     assert longer.ids.tolist() == [*prompt.ids.tolist(), 7, 8]
     assert longer.ids.dtype == prompt.ids.dtype
-    assert llm.count_tokens(HELLO) == len(prompt.ids)

@@ -26,7 +26,7 @@ from tests.chatapp import rows
 from tests.chatapp.fake_worker import END, HEADERS, FakeWorker
 from tests.chatapp.test_turn_live import Tab
 
-SEND_QUERIES = 10  # transaction, conversation, client id, parent, open ones, two rows, leaf, history
+SEND_QUERIES = 11  # transaction, conversation, client id, parent, open ones, two rows, leaf, history, last model
 pytestmark = pytest.mark.django_db(transaction=True)
 
 
@@ -400,7 +400,7 @@ async def test_each_prompt_is_a_prefix_of_the_next(alice: User, worker: FakeWork
 async def test_the_date_in_a_prompt_is_the_day_on_which_the_conversation_began(alice: User, worker: FakeWorker) -> None:
     live = Live()
     first = await whole(live, worker, alice, send(), "Hi")
-    days = worker._engine.chat_template.days
+    days = worker.opened.chat_template.days
     assert days[-1] == timezone.localdate()
     began = datetime.datetime(2025, 3, 7, 12, tzinfo=datetime.UTC)
     await Conversation.objects.filter(id=first.conversation_id).aupdate(created_at=began)
@@ -504,7 +504,7 @@ async def test_ids_that_stand_for_a_part_of_the_text_are_not_stored(
 ) -> None:
     live = Live()
     turn = await cut(live, worker, alice, "ein", ids=None)  # a stop string began inside a token, say
-    monkeypatch.setattr(worker.engine.tokenizer, "encode", lambda text: [])  # a normaliser leaves nothing of it
+    monkeypatch.setattr(worker.opened.tokenizer, "encode", lambda text: [])  # a normaliser leaves nothing of it
     again = await started(live, alice, more(turn))
     worker.write("s, zwei")
     await asyncio.sleep(writer.SAVE_INTERVAL_S + 0.2)
@@ -703,7 +703,7 @@ async def test_a_drain_lets_turns_end_and_interrupts_the_rest(alice: User, bob: 
 def test_a_send_asks_the_database_a_fixed_number_of_times(
     alice: User, worker: FakeWorker, num_messages: int, django_assert_num_queries: Any
 ) -> None:
-    worker.engine.max_model_len = 1_000_000
+    worker.opened.max_model_len = 1_000_000
     conversation = rows.long_conversation(alice, num_messages)
     frame = send(conversation=conversation.id, parent=conversation.active_leaf_id, is_new=False)
     with django_assert_num_queries(SEND_QUERIES):

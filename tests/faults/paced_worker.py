@@ -23,7 +23,7 @@ class PacedWorker(FakeWorker):
         self._pace_s = pace_s
         self._cancelled: dict[str, threading.Event] = {}
 
-    def submit(self, request: Request, on_event: Callable[[Event], None]) -> None:
+    def submit(self, name: str, request: Request, on_event: Callable[[Event], None]) -> None:
         self._cancelled[request.request_id] = threading.Event()
         on_event(ProgressEvent(request.request_id, Stage.QUEUED))
         threading.Thread(target=self._answer, args=(request, on_event), daemon=True).start()
@@ -55,7 +55,9 @@ class PacedWorker(FakeWorker):
             word = f"w{num} "
             written.extend(word.encode())
             on_event(TokenEvent(name, tuple(word.encode()), word))
-        stats = RequestStats(len(prompt_ids), 0, 0, len(prompt_ids), 0, len(written), decode_s=1.0)
+        stats = RequestStats(
+            num_prompt_tokens=len(prompt_ids), num_computed=len(prompt_ids), num_generated=len(written), decode_s=1.0
+        )
         del self._cancelled[name]
         on_event(FinishedEvent(name, reason, stats, token_ids=tuple(written)))
 

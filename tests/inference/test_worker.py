@@ -9,85 +9,59 @@ import pytest
 
 from inference.engine.worker import Worker
 from inference.errors import EngineStopped, ModelFileError, PromptTooLong, QueueFull
-from inference.types import FinishedEvent, FinishReason, ProgressEvent, Stage, TokenEvent
+from inference.types import FinishedEvent, FinishReason, ProgressEvent, Stage
+from tests.inference.fake_models import (
+    PATIENCE_S,
+    GatedModel,
+    Receiver,
+    engine_of,
+    load_now,
+    make_worker,
+    settle,
+)
 from tests.inference.fakes import MarkerModel, expected_ids, finished, ids_of, make_engine, make_request
 
-PATIENCE_S = 20
 R = FinishReason
-
-
-class Receiver:
-    """Collects the events of one request; wait() returns them after the last."""
-
-    def __init__(self) -> None:
-        self.events: list = []
-        self.has_token = threading.Event()
-        self._is_finished = threading.Event()
-
-    def __call__(self, event) -> None:
-        self.events.append(event)
-        if isinstance(event, TokenEvent):
-            self.has_token.set()
-        if isinstance(event, FinishedEvent):
-            self._is_finished.set()
-
-    def wait(self) -> list:
-        assert self._is_finished.wait(PATIENCE_S), "no FinishedEvent came"
-        return self.events
-
-
-class GatedModel(MarkerModel):
-    """Passes wait until the gate is open."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.gate = threading.Event()
-        self.has_entered = threading.Event()
-
-    def forward(self, batch, kv):
-        self.has_entered.set()
-        assert self.gate.wait(PATIENCE_S)
-        return super().forward(batch, kv)
 
 
 @pytest.fixture
 def start():
-    """Start workers and stop them afterwards."""
+    """Start workers with one model, "m", and stop them afterwards."""
     workers: list[Worker] = []
 
     def start_worker(engine) -> Worker:
-        worker = Worker(lambda on_progress: engine)
+        worker = make_worker({"m": engine})
         workers.append(worker)
         worker.start()
-        is_ready = threading.Event()
-        worker._commands.put(lambda engine: is_ready.set())  # the first command is run when the engine is there
-        assert is_ready.wait(PATIENCE_S)
+        load_now(worker, "m")
         return worker
 
     yield start_worker
     for worker in workers:
+        engine = engine_of(worker, "m")
         assert worker.shutdown(PATIENCE_S)
-        if worker.state == "stopped":
-            worker.engine.check_integrity()
-            assert worker.stats().num_blocks_used == 0
+        assert worker.state == "stopped"
+        if engine is not None:
+            engine.check_integrity()
+            assert worker.stats("m").num_blocks_used == 0
 
 
 def test_request_is_answered_on_the_worker_thread(start):
     worker = start(make_engine())
     receiver, names = Receiver(), set()
     request = make_request("a", "hello", max_tokens=5)
-    worker.submit(request, lambda event: (names.add(threading.current_thread().name), receiver(event)))
+    worker.submit("m", request, lambda event: (names.add(threading.current_thread().name), receiver(event)))
     assert ids_of(receiver.wait()) == expected_ids(request)
     assert finished(receiver.events).finish_reason == R.LENGTH
     assert names == {"engine"}
-    assert worker.stats().num_requests == 1
+    assert worker.stats("m").num_requests == 1
 
 
 def test_reading_is_told_while_the_first_pass_runs(start):
     model = GatedModel()
     worker = start(make_engine(model))
     receiver = Receiver()
-    worker.submit(make_request("a", "hello"), receiver)
+    worker.submit("m", make_request("a", "hello"), receiver)
     assert model.has_entered.wait(PATIENCE_S)
     assert receiver.events == [ProgressEvent("a", Stage.READING, num_done=0, num_total=5)]
     model.gate.set()
@@ -106,8 +80,8 @@ def test_receiver_that_fails_before_the_first_pass_ends_its_request_only(start):
 
     receiver, request = Receiver(), make_request("b", "hello")
     model.gate.set()
-    worker.submit(make_request("a", "hello"), failing)
-    worker.submit(request, receiver)
+    worker.submit("m", make_request("a", "hello"), failing)
+    worker.submit("m", request, receiver)
     assert finished(receiver.wait()).token_ids == tuple(expected_ids(request))
     assert [type(event) for event in seen] == [ProgressEvent, FinishedEvent]
 
@@ -118,10 +92,10 @@ def test_times_count_from_submission_even_if_a_step_is_under_way(start):
     engine.clock = lambda: now[0]
     worker = start(engine)
     first, second = Receiver(), Receiver()
-    worker.submit(make_request("a", "hello"), first)
+    worker.submit("m", make_request("a", "hello"), first)
     assert model.has_entered.wait(PATIENCE_S)
     now[0] = 10.0
-    worker.submit(make_request("b", "hello"), second)  # taken in only when the pass is over
+    worker.submit("m", make_request("b", "hello"), second)  # taken in only when the pass is over
     now[0] = 50.0
     model.gate.set()
     stats = finished(second.wait()).stats
@@ -129,24 +103,24 @@ def test_times_count_from_submission_even_if_a_step_is_under_way(start):
     first.wait()
 
 
-def test_while_loading_nothing_is_accepted_and_progress_shows():
-    gate, reported = threading.Event(), threading.Event()
+def test_while_it_loads_a_request_waits_and_is_told_how_far():
+    gate = threading.Event()
 
-    def load(on_progress):
-        on_progress(0.25)
-        reported.set()
+    def load(on_progress, run_kernels):
+        on_progress(0.256)
         assert gate.wait(PATIENCE_S)
         return make_engine()
 
-    worker = Worker(load)
-    assert worker.stats().num_blocks == 0
+    worker = make_worker({"m": load})
+    assert (worker.model("m").state, worker.stats("m").num_blocks) == ("unloaded", 0)
     worker.start()
-    assert reported.wait(PATIENCE_S)
-    assert (worker.state, worker.progress, worker.engine) == ("loading", 0.25, None)
-    with pytest.raises(EngineStopped, match=r"still loading \(25%\)"):
-        worker.submit(make_request("a", "hello"), Receiver())
-    worker.cancel("a")
+    receiver, request = Receiver(), make_request("a", "hello")
+    worker.submit("m", request, receiver)
+    assert receiver.is_loading.wait(PATIENCE_S)
+    assert (worker.model("m").state, worker.model("m").progress) == ("loading", 0.256)
+    assert receiver.events[-1] == ProgressEvent("a", Stage.LOADING, num_done=256, num_total=1000)
     gate.set()
+    assert ids_of(receiver.wait()) == expected_ids(request)
     assert worker.shutdown(PATIENCE_S)
 
 
@@ -154,42 +128,48 @@ def test_while_loading_nothing_is_accepted_and_progress_shows():
     ("error", "sentence"),
     [(ModelFileError("m.gguf", "is truncated"), "m.gguf: is truncated"), (MemoryError(), "MemoryError")],
 )
-def test_failed_load_says_why(error, sentence):
-    def load(on_progress):
-        raise error
+def test_failed_load_says_why_and_is_tried_again(error, sentence):
+    outcomes = [error, make_engine()]
 
-    worker = Worker(load)
+    def load(on_progress, run_kernels):
+        outcome = outcomes.pop(0)
+        if isinstance(outcome, Exception):
+            raise outcome
+        return outcome
+
+    worker = make_worker({"m": load})
     worker.start()
-    worker._thread.join(PATIENCE_S)
-    assert (worker.state, worker.error) == ("failed", sentence)
-    assert worker.stats().error == sentence
-    with pytest.raises(EngineStopped, match=sentence):
-        worker.submit(make_request("a", "hello"), Receiver())
-    worker.purge("anything")
+    failed, later = Receiver(), Receiver()
+    worker.submit("m", make_request("a", "hello"), failed)
+    end = finished(failed.wait())
+    assert (end.finish_reason, end.error) == (R.ERROR, sentence)
+    assert (worker.model("m").state, worker.model("m").error) == ("failed", sentence)
+    assert worker.state == "running"
+    worker.submit("m", make_request("b", "hello"), later)
+    assert finished(later.wait()).finish_reason == R.LENGTH
     assert worker.shutdown(PATIENCE_S)
-    assert worker.state == "failed"
 
 
 def test_shutdown_stops_a_load_at_its_next_report():
-    started = threading.Event()
-
-    def load(on_progress):
-        started.set()
+    def load(on_progress, run_kernels):
         while True:
             on_progress(0.5)
 
-    worker = Worker(load)
+    worker = make_worker({"m": load})
     worker.start()
-    assert started.wait(PATIENCE_S)
+    receiver = Receiver()
+    worker.submit("m", make_request("a", "hello"), receiver)
+    assert receiver.is_loading.wait(PATIENCE_S)
     assert worker.shutdown(PATIENCE_S)
     assert worker.state == "stopped"
+    assert finished(receiver.wait()).finish_reason == R.CANCELLED
 
 
 def test_shutdown_before_start():
-    worker = Worker(lambda on_progress: make_engine())
+    worker = make_worker({"m": make_engine()})
     assert worker.shutdown()
     with pytest.raises(EngineStopped):
-        worker.submit(make_request("a", "hello"), Receiver())
+        worker.submit("m", make_request("a", "hello"), Receiver())
 
 
 def test_shutdown_ends_every_request_as_cancelled(start):
@@ -197,7 +177,7 @@ def test_shutdown_ends_every_request_as_cancelled(start):
     worker = start(make_engine(model, max_running=1))
     receivers = [Receiver() for _ in range(3)]
     for i, receiver in enumerate(receivers):
-        worker.submit(make_request(str(i), "hello", max_tokens=400), receiver)
+        worker.submit("m", make_request(str(i), "hello", max_tokens=400), receiver)
     assert model.has_entered.wait(PATIENCE_S)
     assert not worker.shutdown(0)  # the pass is not over
     model.gate.set()
@@ -205,13 +185,13 @@ def test_shutdown_ends_every_request_as_cancelled(start):
     assert [finished(receiver.wait()).finish_reason for receiver in receivers] == [R.CANCELLED] * 3
     assert worker.state == "stopped"
     with pytest.raises(EngineStopped, match="stopped"):
-        worker.submit(make_request("x", "hello"), Receiver())
+        worker.submit("m", make_request("x", "hello"), Receiver())
 
 
 def test_cancel_ends_within_a_step(start):
     worker = start(make_engine())
     receiver = Receiver()
-    worker.submit(make_request("a", "hello", max_tokens=400), receiver)
+    worker.submit("m", make_request("a", "hello", max_tokens=400), receiver)
     assert receiver.has_token.wait(PATIENCE_S)
     worker.cancel("a")
     assert finished(receiver.wait()).finish_reason == R.CANCELLED
@@ -223,15 +203,15 @@ def test_refusals_reach_the_caller(start):
     worker = start(make_engine(model, max_running=1, max_waiting=1))
     receivers = [Receiver(), Receiver()]
     with pytest.raises(PromptTooLong):
-        worker.submit(make_request("long", "x" * 500), Receiver())
+        worker.submit("m", make_request("long", "x" * 500), Receiver())
     with pytest.raises(ValueError):
-        worker.submit(make_request("empty", ""), Receiver())
-    worker.submit(make_request("a", "hello"), receivers[0])
+        worker.submit("m", make_request("empty", ""), Receiver())
+    worker.submit("m", make_request("a", "hello"), receivers[0])
     with pytest.raises(ValueError, match="already"):
-        worker.submit(make_request("a", "hello"), Receiver())
-    worker.submit(make_request("b", "hello"), receivers[1])
+        worker.submit("m", make_request("a", "hello"), Receiver())
+    worker.submit("m", make_request("b", "hello"), receivers[1])
     with pytest.raises(QueueFull) as caught:
-        worker.submit(make_request("c", "hello"), Receiver())
+        worker.submit("m", make_request("c", "hello"), Receiver())
     assert (caught.value.num_waiting, caught.value.max_waiting) == (1, 1)
     model.gate.set()
     for receiver in receivers:
@@ -246,12 +226,12 @@ def test_failing_receiver_costs_only_its_own_request(start):
         num_calls.append(event)
         raise RuntimeError("the loop is closed")
 
-    worker.submit(make_request("bad", "hello", max_tokens=400), bad)
+    worker.submit("m", make_request("bad", "hello", max_tokens=400), bad)
     request = make_request("good", "hello", max_tokens=9)
-    worker.submit(request, good)
+    worker.submit("m", request, good)
     assert ids_of(good.wait()) == expected_ids(request)
     last = Receiver()
-    worker.submit(make_request("last", "hello"), last)
+    worker.submit("m", make_request("last", "hello"), last)
     last.wait()
     assert finished(num_calls).finish_reason == R.CANCELLED
 
@@ -261,32 +241,27 @@ def test_step_that_raises_ends_its_requests_and_the_worker_goes_on(start):
     worker = start(make_engine(model))
     model.error = AssertionError("our own mistake")
     failed, later = Receiver(), Receiver()
-    worker.submit(make_request("a", "hello"), failed)
+    worker.submit("m", make_request("a", "hello"), failed)
     end = finished(failed.wait())
     assert (end.finish_reason, end.error) == (R.ERROR, "internal error: AssertionError")
-    worker.submit(make_request("b", "hello"), later)
+    worker.submit("m", make_request("b", "hello"), later)
     assert finished(later.wait()).finish_reason == R.LENGTH
 
 
-def test_dead_thread_leaves_nobody_waiting(start):
+def test_broken_engine_leaves_nobody_waiting(start):
     model = MarkerModel()
     engine = make_engine(model, max_running=1)
     worker = start(engine)
     model.error = AssertionError("our own mistake")
     engine.cache.pool.ref_count[7] = 3  # the books are wrong: no way to go on
     running, waiting = Receiver(), Receiver()
-    worker.submit(make_request("a", "hello"), running)
-    try:
-        worker.submit(make_request("b", "hello"), waiting)
-    except EngineStopped:
-        waiting = running
+    worker.submit("m", make_request("a", "hello"), running)
+    worker.submit("m", make_request("b", "hello"), waiting)
     assert finished(running.wait()).finish_reason == R.ERROR
     assert finished(waiting.wait()).finish_reason == R.ERROR
-    worker._thread.join(PATIENCE_S)
-    assert worker.state == "failed"
-    assert worker.error
-    with pytest.raises(EngineStopped):
-        worker.submit(make_request("c", "hello"), Receiver())
+    settle(worker)
+    assert (worker.model("m").state, engine_of(worker, "m")) == ("failed", None)
+    assert worker.model("m").error
 
 
 def test_ids_that_died_with_the_engine_are_not_claimed(start):
@@ -295,7 +270,7 @@ def test_ids_that_died_with_the_engine_are_not_claimed(start):
     engine = make_engine(model)
     worker = start(engine)
     receiver = Receiver()
-    worker.submit(make_request("a", "hello", max_tokens=100), receiver)
+    worker.submit("m", make_request("a", "hello", max_tokens=100), receiver)
     assert model.has_entered.wait(PATIENCE_S)
     engine.fail_step = None  # what clears up is broken, too
     model.error = AssertionError("our own mistake")
@@ -309,12 +284,14 @@ def test_deleted_conversation_leaves_nothing_even_of_a_pass_under_way(start):
     engine = make_engine(model, pool_tokens=512)
     worker = start(engine)
     receivers = [Receiver(), Receiver()]
-    worker.submit(make_request("a", "hello world", tags=("talk",), max_tokens=100), receivers[0])
+    worker.submit("m", make_request("a", "hello world", tags=("talk",), max_tokens=100), receivers[0])
     assert model.has_entered.wait(PATIENCE_S)
     worker.purge("talk")  # asked for while the pass runs, done before the next one
     model.gate.set()
     assert receivers[0].has_token.wait(PATIENCE_S)
-    worker.submit(make_request("b", "hello world", tags=("talk",), max_tokens=100), receivers[1])  # too late to know
+    worker.submit(
+        "m", make_request("b", "hello world", tags=("talk",), max_tokens=100), receivers[1]
+    )  # too late to know
     assert receivers[1].has_token.wait(PATIENCE_S)
     for name in "ab":
         worker.cancel(name)
@@ -328,12 +305,12 @@ def test_deleted_conversation_leaves_nothing_even_of_a_pass_under_way(start):
 def test_purge_is_done_before_what_is_submitted_after_it(start):
     worker = start(make_engine())
     receivers = [Receiver() for _ in range(3)]
-    worker.submit(make_request("a", "hello world", tags=("talk",)), receivers[0])
+    worker.submit("m", make_request("a", "hello world", tags=("talk",)), receivers[0])
     receivers[0].wait()
-    worker.submit(make_request("b", "hello world", tags=("talk",)), receivers[1])
-    assert finished(receivers[1].wait()).stats.num_reused_ram == 10
+    worker.submit("m", make_request("b", "hello world", tags=("talk",)), receivers[1])
+    assert finished(receivers[1].wait()).stats.num_reused_ram == 11
     worker.purge("talk")
-    worker.submit(make_request("c", "hello world", tags=("talk",)), receivers[2])
+    worker.submit("m", make_request("c", "hello world", tags=("talk",)), receivers[2])
     assert finished(receivers[2].wait()).stats.num_reused_ram == 0
 
 
@@ -347,7 +324,7 @@ def test_many_threads_that_submit_and_cancel(start):
             prompt = "hello world "[: draw.randint(1, 12)] * draw.randint(1, 3)
             request = make_request(f"{seed}-{n}", prompt, max_tokens=draw.randint(1, 30), temperature=1.0, seed=n)
             receiver = Receiver()
-            worker.submit(request, receiver)
+            worker.submit("m", request, receiver)
             if draw.random() < 0.4:
                 receiver.has_token.wait(draw.random() * 0.01)
                 worker.cancel(request.request_id)

@@ -20,11 +20,11 @@ from uuid import UUID, uuid4
 from django.conf import settings
 from django.core.management.base import BaseCommand, CommandError
 
-from chatapp import checks, executors, llm, locks, selectors, wire
+from chatapp import checks, executors, llm, locks, model_catalogue, selectors, wire
 from chatapp.errors import ChatError, NotFound
 from chatapp.models import Conversation, MessageStatus, User
 from chatapp.services import accounts, conversations
-from chatapp.turn import run
+from chatapp.turn import run, switch
 from chatapp.turn.live import Live, LiveTurn
 
 EXIT_STOPPED = 130  # what a shell shows for Ctrl-C
@@ -39,6 +39,7 @@ class Command(BaseCommand):
     def add_arguments(self, parser: ArgumentParser) -> None:
         parser.add_argument("text", help="the message; - reads it from standard input")
         parser.add_argument("--conversation", type=UUID, metavar="ID", help="continue this one")
+        parser.add_argument("--model", metavar="NAME", help="who answers, from now on (see the command `models`)")
         parser.add_argument("--user", metavar="NAME", help="whose conversation it is (the owner's)")
         parser.add_argument("--title", help="title of a new conversation (its first words)")
         parser.add_argument("--json", action="store_true", help="print ids and numbers as a last line of JSON")
@@ -54,13 +55,13 @@ class Command(BaseCommand):
             if pending:
                 raise CommandError(f"{len(pending)} migrations are pending: run `python manage.py migrate`.")
             user = _user(options["user"])
-            frame = _addressed(user, frame, options["conversation"])
+            frame, model = _addressed(user, frame, options["conversation"], options["model"])
             with (
                 locks.beside_server(settings.RECOLLECT_DATA),
                 locks.turns_allowed(settings.RECOLLECT_DATA),
                 _without_lines_of_a_server(),
             ):
-                turn = asyncio.run(self._ask(user, frame))
+                turn = asyncio.run(self._ask(user, frame, model))
             if options["title"]:
                 conversations.conversation_rename(user=user, conversation_id=frame.conversation, title=options["title"])
         except ChatError as error:
@@ -69,9 +70,12 @@ class Command(BaseCommand):
             sys.exit(EXIT_STOPPED)
         self._report(user, turn, options["json"])
 
-    async def _ask(self, user: User, frame: wire.TurnSend) -> LiveTurn:
+    async def _ask(self, user: User, frame: wire.TurnSend, model: str) -> LiveTurn:
         live = Live()
-        async with _engine():
+        async with _engine(model):
+            cold = "" if frame.is_new else await executors.database(switch.cold_start, user, frame.conversation)
+            if cold:
+                self.stderr.write(cold)
             turn = await run.start(live, user, frame, on_text=self._print)
             assert turn is not None, "a new client id is no duplicate"
             assert turn.task is not None, "a started turn has its task"
@@ -131,15 +135,22 @@ def _user(name: str | None) -> User:
     return user
 
 
-def _addressed(user: User, frame: wire.TurnSend, conversation_id: UUID | None) -> wire.TurnSend:
-    """The frame for the end of a conversation, or for a new one."""
+def _addressed(
+    user: User, frame: wire.TurnSend, conversation_id: UUID | None, model: str | None
+) -> tuple[wire.TurnSend, str]:
+    """The frame for the end of a conversation, or for a new one; and the name of the model that answers."""
+    name = model_catalogue.get(model).name if model else ""
     if conversation_id is None:
-        return wire.TurnSend(frame.conversation, frame.client_id, frame.text, is_new=True)
+        new = wire.TurnSend(frame.conversation, frame.client_id, frame.text, is_new=True, model=name or None)
+        return new, name or model_catalogue.default().name
     try:
         conversation: Conversation = selectors.conversation_get(user, conversation_id)
     except NotFound as error:
         raise CommandError(f"{user.username} has no conversation {conversation_id}.") from error
-    return wire.TurnSend(conversation.id, frame.client_id, frame.text, parent=conversation.active_leaf_id)
+    if name:
+        conversations.conversation_set_model(user=user, conversation_id=conversation_id, model=name)
+    known = wire.TurnSend(conversation.id, frame.client_id, frame.text, parent=conversation.active_leaf_id)
+    return known, name or conversation.model_name or model_catalogue.default().name
 
 
 @contextmanager
@@ -156,9 +167,9 @@ def _without_lines_of_a_server() -> Iterator[None]:
 
 
 @asynccontextmanager
-async def _engine() -> AsyncIterator[None]:
-    """The engine, ready; it ends with the block. Raises CommandError when it cannot be loaded."""
-    llm.start()
+async def _engine(model: str) -> AsyncIterator[None]:
+    """The engine with this model, ready; it ends with the block. Raises CommandError when it cannot be loaded."""
+    llm.start(llm.new_worker(model_catalogue.path_of), default_model=model)
     try:
         while llm.status().state is llm.EngineState.LOADING:
             await asyncio.sleep(0.02)

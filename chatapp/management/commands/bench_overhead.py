@@ -15,6 +15,7 @@ import time
 import uuid
 from argparse import ArgumentParser
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -22,10 +23,11 @@ from django.core.management.base import BaseCommand, CommandError
 from django.db import connection
 from django.utils import timezone
 
-from chatapp import llm, wire
+from chatapp import llm, model_catalogue, wire
 from chatapp.models import Conversation, Message, Role, User
 from chatapp.turn import run
 from chatapp.turn.live import Live
+from inference.engine.opened_model import OpenedModel
 from inference.engine.worker import Worker
 from inference.types import Event, FinishedEvent, FinishReason, Request, RequestStats
 
@@ -35,7 +37,10 @@ class Stopwatch(Worker):
 
     submitted_at = 0.0
 
-    def submit(self, request: Request, on_event: Callable[[Event], None]) -> None:
+    def open(self, name: str) -> OpenedModel:
+        return replace(super().open(name), max_model_len=1 << 20)
+
+    def submit(self, name: str, request: Request, on_event: Callable[[Event], None]) -> None:
         self.submitted_at = time.perf_counter()
         on_event(FinishedEvent(request.request_id, FinishReason.CANCELLED, RequestStats()))
 
@@ -53,14 +58,13 @@ class Command(BaseCommand):
     def handle(self, *args: Any, messages: int, sends: int, **options: Any) -> None:
         if connection.vendor != "sqlite":
             raise CommandError("This measures on SQLite: unset DATABASE_URL.")
-        worker = Stopwatch(llm.load)
-        llm.start(worker)
+        worker = llm.new_worker(model_catalogue.path_of, Stopwatch)
+        assert isinstance(worker, Stopwatch), "that is what was asked for"
+        llm.start(worker, default_model=model_catalogue.default().name)
         while llm.status().state is llm.EngineState.LOADING:
             time.sleep(0.02)
         if llm.status().state is not llm.EngineState.READY:
             raise CommandError(llm.status().message)
-        assert worker.engine is not None, "a ready worker has an engine"
-        worker.engine.max_model_len = 1 << 20
         with tempfile.TemporaryDirectory() as folder:
             connection.settings_dict["TEST"]["NAME"] = str(Path(folder) / "bench.sqlite3")
             name = connection.settings_dict["NAME"]

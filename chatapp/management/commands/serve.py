@@ -14,7 +14,7 @@ from django.conf import settings
 from django.contrib.staticfiles.storage import ManifestStaticFilesStorage, staticfiles_storage
 from django.core.management.base import BaseCommand, CommandError
 
-from chatapp import checks, llm, locks, selectors
+from chatapp import checks, llm, locks, model_catalogue, selectors
 from chatapp.errors import StorageUnavailable
 from chatapp.server import CannotListenError, ChatServer, raise_open_files
 from chatapp.services import accounts
@@ -86,8 +86,8 @@ class Command(BaseCommand):
         logger.info("stopped")
 
     def start_engine(self) -> None:
-        """Begin loading the model; the tests of faults put an engine of their own here."""
-        llm.start()
+        """Begin loading the default model; the tests of faults put an engine of their own here."""
+        llm.start(llm.new_worker(model_catalogue.path_of), default_model=model_catalogue.default().name)
 
     def _announce(self, host: str, port: int) -> None:
         address = _address(host, port)

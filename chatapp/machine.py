@@ -1,0 +1,21 @@
+"""How much memory there is to share out."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+
+_CGROUP_LIMITS = (Path("/sys/fs/cgroup/memory.max"), Path("/sys/fs/cgroup/memory/memory.limit_in_bytes"))
+
+
+def memory_bytes(limits: tuple[Path, ...] = _CGROUP_LIMITS) -> int:
+    """Memory of this machine, or what a container is allowed of it."""
+    found = os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
+    for path in limits:
+        try:
+            text = path.read_text(encoding="ascii").strip()
+        except OSError:  # not in a container of that kind
+            continue
+        if text.isdigit():  # else "max"
+            found = min(found, int(text))
+    return found

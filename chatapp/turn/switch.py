@@ -1,0 +1,74 @@
+"""What the next turn will have to read when another model answers it than before: said before it is asked for."""
+
+from __future__ import annotations
+
+from uuid import UUID
+
+from django.utils.formats import number_format
+from django.utils.translation import gettext as _
+from django.utils.translation import ngettext
+
+from chatapp import llm, selectors
+from chatapp.models import Conversation, Message, User
+from chatapp.turn.prompt import first_day, has_public_head, model_of, replay
+
+_QUESTION = llm.ChatMessage("user", "?")  # some templates render nothing that does not end with one
+
+
+def cold_start(user: User, conversation_id: UUID) -> str:
+    """A sentence about the next turn of a conversation; "" when the same model goes on. Blocking.
+
+    Raises NotFound, EngineUnavailable, Invalid.
+    """
+    return announce(user, selectors.conversation_get(user, conversation_id))
+
+
+def announce(user: User, conversation: Conversation) -> str:
+    """As cold_start, for the model that the conversation names now, stored or not."""
+    if conversation.active_leaf_id is None:
+        return ""
+    leaf = Message.objects.get(id=conversation.active_leaf_id)
+    model = model_of(conversation)
+    generations = selectors.generations_of([leaf.id])
+    if leaf.id not in generations or generations[leaf.id].model_name == model:
+        return ""
+    replayed = replay(conversation, selectors.history(conversation, leaf))
+    prompt = llm.build_prompt([*replayed.messages, _QUESTION], model=model, today=first_day(conversation))
+    num_tokens = prompt.spans[-2][1]  # up to the end of the last reply
+    window = llm.window(model)
+    names = {"model": model, "num": _number(num_tokens), "window": _number(window)}
+    if num_tokens >= window:
+        return _("The history of %(num)s tokens does not fit the window of %(model)s, which holds %(window)s.") % names
+    cached = llm.count_cached(prompt, model=model, user_id=user.pk, is_head_public=has_public_head(conversation))
+    return " ".join(
+        [
+            _what_is_read(names, min(cached, num_tokens), num_tokens),
+            *_what_is_encoded(replayed.num_reencoded),
+            *([_("It is loaded first.")] if llm.status(model).state is not llm.EngineState.READY else []),
+        ]
+    )
+
+
+def _what_is_read(names: dict[str, str], num_cached: int, num_tokens: int) -> str:
+    if num_cached == 0:
+        return _("The history of %(num)s tokens will be read anew by %(model)s.") % names
+    return _("Of the history of %(num)s tokens %(model)s still remembers %(cached)s; %(rest)s will be read anew.") % (
+        names | {"cached": _number(num_cached), "rest": _number(num_tokens - num_cached)}
+    )
+
+
+def _what_is_encoded(num_replies: int) -> list[str]:
+    if num_replies == 0:
+        return []
+    return [
+        ngettext(
+            "%(num)s reply of another model is encoded again.",
+            "%(num)s replies of another model are encoded again.",
+            num_replies,
+        )
+        % {"num": _number(num_replies)}
+    ]
+
+
+def _number(value: int) -> str:
+    return number_format(value, force_grouping=True)
