@@ -11,7 +11,7 @@ import asyncio
 import datetime
 from collections import Counter
 from collections.abc import AsyncGenerator, Callable, Iterator, Sequence
-from contextlib import contextmanager, suppress
+from contextlib import aclosing, contextmanager, suppress
 from dataclasses import dataclass, field, fields, replace
 from enum import StrEnum
 from pathlib import Path
@@ -44,6 +44,8 @@ from inference.errors import (
 from inference.formats.inspect import model_files, model_name, problem_of_config, problem_of_gguf
 from inference.inspection import ModelFacts, inspect_model
 from inference.model.base import RunKernels
+from inference.tokenizer.thinking import PAIRS as THINKING_PAIRS
+from inference.tokenizer.thinking import ThinkingReader, ThinkingSplit
 from inference.types import (
     ChatMessage,
     EngineStats,
@@ -61,6 +63,7 @@ from inference.types import (
 )
 
 __all__ = [
+    "THINKING_PAIRS",
     "ChatMessage",
     "EngineState",
     "EngineStats",
@@ -75,6 +78,8 @@ __all__ = [
     "RequestStats",
     "SamplingParams",
     "Stage",
+    "ThinkingReader",
+    "ThinkingSplit",
     "Ticket",
     "TokenEvent",
     "inspect_model",
@@ -125,6 +130,7 @@ class _Handle:
     default_model: str = ""
     is_draining: bool = False
     places: Counter[int] = field(default_factory=Counter)  # by user
+    preparing: set[str] = field(default_factory=set)  # request ids
 
     @property
     def num_places(self) -> int:
@@ -157,6 +163,7 @@ def start(worker: Worker, *, default_model: str = "") -> None:
 def drain() -> None:
     """Refuse new turns from now on; running ones go on."""
     _handle.is_draining = True
+    _end_preparations()
 
 
 def shutdown(timeout_s: float = 5.0) -> bool:
@@ -278,7 +285,7 @@ def unload(model: str) -> None:
 def reserve(user_id: int) -> Ticket:
     """A place in the queue, in constant time. Raises Busy, EngineUnavailable or Draining.
 
-    The last eighth of the places is for people who hold none: one person alone cannot fill the queue.
+    The last eighth of the places is for people who hold none: one person alone cannot fill the queue. Preparations end.
     """
     if _handle.is_draining:
         raise Draining(_("The server is about to stop and takes nothing new. Nothing has been stored; try again soon."))
@@ -291,6 +298,7 @@ def reserve(user_id: int) -> Ticket:
             num_waiting=num_held,
             max_waiting=_handle.num_places,
         )
+    _end_preparations()
     return Ticket(_handle.places, user_id)
 
 
@@ -309,15 +317,52 @@ def token_fingerprint(model: str = "") -> str:
     return _opened(model).chat_template.fingerprint
 
 
-def build_prompt(messages: Sequence[ChatMessage], *, model: str = "", today: datetime.date | None = None) -> Prompt:
+def build_prompt(
+    messages: Sequence[ChatMessage],
+    *,
+    model: str = "",
+    today: datetime.date | None = None,
+    is_thinking_off: bool = False,
+) -> Prompt:
     """The rendered conversation, ready for a reply. Blocking: use a thread. Raises EngineUnavailable, Invalid.
 
     today: what a template is told that asks for the date; the same for all prompts of a conversation.
+    is_thinking_off: the model is told to answer at once, if its template knows how.
     """
+    with _template_errors():
+        return _opened(model).chat_template.build(messages, today=today, is_thinking_off=is_thinking_off)
+
+
+def build_history(
+    messages: Sequence[ChatMessage],
+    *,
+    model: str = "",
+    today: datetime.date | None = None,
+    is_thinking_off: bool = False,
+) -> Prompt:
+    """What a prompt begins with when a question follows these messages, whatever it is. As build_prompt."""
+    with _template_errors():
+        return _opened(model).chat_template.build_history(messages, today=today, is_thinking_off=is_thinking_off)
+
+
+@contextmanager
+def _template_errors() -> Iterator[None]:
     try:
-        return _opened(model).chat_template.build(messages, today=today)
+        yield
     except TemplateError as error:  # some templates refuse what others take: a system prompt, two questions in a row
         raise Invalid(_("The model cannot be given this conversation: %(error)s.") % {"error": error}) from error
+
+
+def strips_thinking(model: str = "") -> bool:
+    """Whether the model's template leaves the thinking out of earlier replies. Blocking. Raises EngineUnavailable."""
+    return _opened(model).chat_template.strips_thinking
+
+
+def thinking_reader(model: str = "", *, is_thinking_off: bool = False) -> ThinkingReader | None:
+    """Tells a model's thinking from its answers; None for one that is not known to think. As strips_thinking."""
+    opened = _opened(model)
+    marks = opened.chat_template.thinking_marks(is_thinking_off=is_thinking_off)
+    return ThinkingReader(marks, opened.tokenizer) if marks is not None else None
 
 
 def extended(prompt: Prompt, ids: Sequence[int]) -> Prompt:
@@ -424,6 +469,41 @@ async def generate(
             if isinstance(event, FinishedEvent):
                 return
     finally:
+        cancel(request_id)
+
+
+async def prepare(
+    *, user_id: int, request_id: str, prompt: Prompt, is_head_public: bool, model: str = "", tags: tuple[str, ...] = ()
+) -> bool:
+    """Compute the KV of a prompt that is to come. False when somebody wanted the engine, before or meanwhile.
+
+    What has been computed by then stays. Raises EngineUnavailable, WindowFull.
+    """
+    if _handle.is_draining or _handle.places.total():
+        return False
+    is_done = False
+    _handle.preparing.add(request_id)
+    try:
+        with Ticket(_handle.places, user_id, is_awaited=False) as ticket:
+            events = generate(
+                ticket=ticket,
+                request_id=request_id,
+                prompt=prompt,
+                sampling=SamplingParams(temperature=0.0, max_tokens=1),
+                is_head_public=is_head_public,
+                model=model,
+                tags=tags,
+            )
+            async with aclosing(events):
+                async for event in events:
+                    is_done = isinstance(event, FinishedEvent) and event.finish_reason is not FinishReason.CANCELLED
+    finally:
+        _handle.preparing.discard(request_id)
+    return is_done
+
+
+def _end_preparations() -> None:
+    for request_id in _handle.preparing:
         cancel(request_id)
 
 

@@ -23,7 +23,7 @@ from chatapp.text import storable
 
 _LIST_COLUMNS = ("id", "owner_id", "title", "title_source", "is_pinned", "is_archived", "created_at", "updated_at")
 _TRANSCRIPT_COLUMNS = (
-    *("id", "conversation_id", "parent_id", "role", "text", "status", "error", "client_id"),
+    *("id", "conversation_id", "parent_id", "role", "text", "thinking_chars", "status", "error", "client_id"),
     *("position", "created_at", "finished_at"),
 )
 _EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
@@ -73,6 +73,8 @@ class HistoryMessage(NamedTuple):
     status: str
     token_ids: bytes | None
     token_fingerprint: str
+    thinking_chars: int
+    thinking_tokens: int
 
     @property
     def ids(self) -> tuple[int, ...] | None:

@@ -134,6 +134,15 @@ class Block:
 
 
 @dataclass(frozen=True, slots=True)
+class Thinking:
+    """The first `num_blocks` blocks of a reply are what the model thought. ms: for how long; 0 while it thinks."""
+
+    num_blocks: int
+    is_running: bool
+    ms: int
+
+
+@dataclass(frozen=True, slots=True)
 class TurnStats:
     """The numbers under a reply. prompt = reused_ram + reused_disk + computed.
 
@@ -206,6 +215,7 @@ class TurnSnapshot:
     done: int = 0
     total: int = 0
     problem: str = ""
+    thinking: Thinking | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -218,6 +228,7 @@ class TurnDelta:
     seq: int
     blocks: tuple[Block, ...]
     num_blocks: int
+    thinking: Thinking | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -232,6 +243,7 @@ class TurnEnd:
     blocks: tuple[Block, ...]
     stats: TurnStats | None
     error: str = ""
+    thinking: Thinking | None = None
 
 
 @dataclass(frozen=True, slots=True)

@@ -41,13 +41,15 @@ _CONTINUABLE = (MessageStatus.STOPPED, MessageStatus.INTERRUPTED, MessageStatus.
 class TurnRows:
     """The rows of a turn that is about to run, or that this client_id already began (is_duplicate).
 
-    user_message is the question that assistant_message answers, whether this call made it or not.
+    user_message is the question that assistant_message answers, whether this call made it or not. thinking_s: how long
+    a reply that is continued has been thought about.
     """
 
     conversation: Conversation
     user_message: Message
     assistant_message: Message
     is_duplicate: bool = False
+    thinking_s: float = 0.0
 
 
 # Called with new rows before they are committed; what it raises leaves nothing stored. Not called for a duplicate.
@@ -176,7 +178,8 @@ def continue_open(*, user: User, conversation_id: UUID, message_id: UUID, check:
         reply.finished_at = None
         reply.save(update_fields=["status", "error", "finished_at"])
         _show(conversation, reply)
-        return _checked(TurnRows(conversation, reply.parent, reply), check)
+        thinking_s = newest.thinking_s if newest is not None else 0.0
+        return _checked(TurnRows(conversation, reply.parent, reply, thinking_s=thinking_s), check)
 
 
 @translated()
@@ -193,9 +196,19 @@ def turn_is_open(*, message_id: UUID) -> bool:
 
 
 @translated()
-def turn_save(*, message_id: UUID, text: str, token_ids: Sequence[int], token_fingerprint: str) -> bool:
-    """What has been written so far. False: the turn had been closed (or deleted) before, and nothing was saved."""
-    return _update_open(message_id, **_written(text, token_ids, token_fingerprint))
+def turn_save(
+    *,
+    message_id: UUID,
+    text: str,
+    token_ids: Sequence[int],
+    token_fingerprint: str,
+    thinking: tuple[int, int] = (0, 0),
+) -> bool:
+    """What has been written so far. False: the turn had been closed (or deleted) before, and nothing was saved.
+
+    thinking: how many characters and tokens at its head.
+    """
+    return _update_open(message_id, **_written(text, token_ids, token_fingerprint, thinking))
 
 
 @translated()
@@ -206,6 +219,7 @@ def turn_close(
     text: str,
     token_ids: Sequence[int],
     token_fingerprint: str,
+    thinking: tuple[int, int] = (0, 0),
     error: str = "",
     generation: GenerationNumbers | None = None,
 ) -> bool:
@@ -217,7 +231,7 @@ def turn_close(
             status=status,
             error=storable(error),
             finished_at=timezone.now(),
-            **_written(text, token_ids, token_fingerprint),
+            **_written(text, token_ids, token_fingerprint, thinking),
         )
         if is_first and generation is not None:
             Generation.objects.create(message_id=message_id, **asdict(generation))
@@ -325,10 +339,13 @@ def _update_open(message_id: UUID, **values: Any) -> bool:
     return Message.objects.filter(id=message_id, status__in=OPEN_STATUSES).update(**values) == 1
 
 
-def _written(text: str, token_ids: Sequence[int], token_fingerprint: str) -> dict[str, Any]:
+def _written(text: str, token_ids: Sequence[int], token_fingerprint: str, thinking: tuple[int, int]) -> dict[str, Any]:
     """What a model wrote, as columns. It may write NUL: the text then shows a replacement, the ids stay exact."""
+    thinking_chars, thinking_tokens = thinking
     return {
         "text": storable(text),
         "token_ids": pack_ids(token_ids) if token_ids else None,
         "token_fingerprint": token_fingerprint if token_ids else "",
+        "thinking_chars": thinking_chars,
+        "thinking_tokens": thinking_tokens if token_ids else 0,
     }

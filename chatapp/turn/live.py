@@ -29,7 +29,7 @@ class LiveTurn:
     conversation_id: UUID
     message_id: UUID
     user_id: int
-    on_text: Callable[[str], None] | None = None  # a listener in this process: the terminal
+    on_text: Callable[[str, str], None] | None = None  # a listener in this process: more thinking, more of the answer
     seq: int = 0
     stage: str = "queued"
     position: int = 0
@@ -37,6 +37,7 @@ class LiveTurn:
     num_total: int = 0
     problem: str = ""  # why the database does not take it, while it is "storing"
     blocks: list[wire.Block] = field(default_factory=list)
+    thinking: wire.Thinking | None = None
     is_stopping: bool = False  # a person pressed Stop
     end: wire.TurnEnd | None = None
     task: asyncio.Task[None] | None = None
@@ -58,6 +59,7 @@ class LiveTurn:
             done=self.num_done,
             total=self.num_total,
             problem=self.problem,
+            thinking=self.thinking,
         )
 
 
@@ -147,11 +149,14 @@ class Live:
         )
         self._publish(turn, frame)
 
-    def publish_blocks(self, turn: LiveTurn, changed: Sequence[wire.Block], num_blocks: int) -> int:
+    def publish_blocks(
+        self, turn: LiveTurn, changed: Sequence[wire.Block], num_blocks: int, thinking: wire.Thinking | None = None
+    ) -> int:
         """Show new and longer blocks. Returns the size of the frame in characters, 0 when nothing changed."""
-        if not changed and num_blocks == len(turn.blocks):
+        if not changed and (num_blocks, thinking) == (len(turn.blocks), turn.thinking):
             return 0
         _apply(turn.blocks, changed, num_blocks)
+        turn.thinking = thinking
         turn.seq += 1
         frame = wire.TurnDelta(
             conversation=turn.conversation_id,
@@ -159,14 +164,22 @@ class Live:
             seq=turn.seq,
             blocks=tuple(changed),
             num_blocks=num_blocks,
+            thinking=thinking,
         )
         return self._publish(turn, frame)
 
     def publish_end(
-        self, turn: LiveTurn, *, status: str, blocks: Sequence[wire.Block], stats: wire.TurnStats | None, error: str
+        self,
+        turn: LiveTurn,
+        *,
+        status: str,
+        blocks: Sequence[wire.Block],
+        stats: wire.TurnStats | None,
+        error: str,
+        thinking: wire.Thinking | None = None,
     ) -> None:
         """The last frame of a turn; it leaves the registry."""
-        turn.blocks = list(blocks)
+        turn.blocks, turn.thinking = list(blocks), thinking
         turn.seq += 1
         turn.end = wire.TurnEnd(
             conversation=turn.conversation_id,
@@ -176,6 +189,7 @@ class Live:
             blocks=tuple(blocks),
             stats=stats,
             error=error,
+            thinking=thinking,
         )
         if self._turns.get(turn.message_id) is turn:  # else it is being continued already
             del self._turns[turn.message_id]

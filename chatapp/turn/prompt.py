@@ -16,9 +16,10 @@ from datetime import date
 from django.utils import timezone
 
 from chatapp import llm
-from chatapp.models import Conversation, Message, MessageStatus, Role
+from chatapp.models import Conversation, Message, MessageStatus, Role, ThinkingInHistory
 from chatapp.selectors import HistoryMessage
 from chatapp.turn.context import fit_full
+from chatapp.turn.stream import Reply
 
 logger = logging.getLogger(__name__)
 
@@ -32,8 +33,12 @@ class Plan:
     """All that the engine needs for a turn. text and token_ids are the reply so far, empty unless it is continued.
 
     token_ids None: no ids stand for exactly that text, so none can be stored for the whole reply either.
+    reader: tells thinking from the answer. stripped_span: where in the prompt the newest reply lies, if thinking was
+    taken out of it: its reuse ends there, unless that was prepared.
     """
 
+    conversation: Conversation
+    messages: Sequence[llm.ChatMessage]  # what the prompt was made of
     prompt: llm.Prompt
     sampling: llm.SamplingParams
     is_head_public: bool
@@ -43,6 +48,8 @@ class Plan:
     num_reencoded: int = 0  # earlier replies that had to be encoded again
     text: str = ""
     token_ids: tuple[int, ...] | None = ()
+    reader: llm.ThinkingReader | None = None
+    stripped_span: tuple[int, int] | None = None
 
 
 def plan_turn(
@@ -56,20 +63,28 @@ def plan_turn(
     model = model_of(conversation)
     fingerprint = llm.token_fingerprint(model)
     sampling = llm.sampling_params(conversation.sampling)
-    text, begun = _begun(reply, model, fingerprint) if reply.text else ("", ())
+    text, begun, is_replayed = _begun(reply, model, fingerprint) if reply.text else ("", (), True)
     replayed = replay(conversation, history)
+    messages = replayed.messages
 
     def build(messages: Sequence[llm.ChatMessage]) -> llm.Prompt:
-        prompt = llm.build_prompt(messages, model=model, today=first_day(conversation))
+        prompt = llm.build_prompt(
+            messages,
+            model=model,
+            today=first_day(conversation),
+            is_thinking_off=conversation.is_thinking_off,
+        )
         return llm.extended(prompt, begun) if begun else prompt
 
     fit = fit_full(
-        replayed.messages,
+        messages,
         build=build,
         window=llm.window(model),
         max_tokens=sampling.max_tokens,
     )
     return Plan(
+        conversation=conversation,
+        messages=messages,
         prompt=fit.prompt,
         sampling=replace(
             sampling,
@@ -82,8 +97,40 @@ def plan_turn(
         is_model_changed=model_before not in ("", model),
         num_reencoded=replayed.num_reencoded,
         text=text,
-        token_ids=begun if llm.decode(begun, model=model) == text else None,
+        # Of marks that were encoded again it cannot be told any more that they are some.
+        token_ids=begun
+        if llm.decode(begun, model=model) == text and (is_replayed or not reply.thinking_chars)
+        else None,
+        reader=llm.thinking_reader(model, is_thinking_off=conversation.is_thinking_off),
+        stripped_span=fit.prompt.spans[-2] if len(messages) > 1 and messages[-2].is_stripped else None,
     )
+
+
+def next_history(plan: Plan, reply: Reply) -> llm.Prompt | None:
+    """What the next prompt of the conversation begins with, if thinking is taken out of this reply there.
+
+    None if it is not: then all that has KV already. Blocking. Raises EngineUnavailable, Invalid.
+    """
+    conversation, split = plan.conversation, reply.split
+    if not split.num_chars or not strips_thinking(conversation):
+        return None
+    message = _answer(reply.text, tuple(reply.token_ids) or None, split.num_chars, split.num_tokens or 0)
+    if not message.is_stripped:
+        return None
+    return llm.build_history(
+        [*plan.messages, message],
+        model=plan.model,
+        today=first_day(conversation),
+        is_thinking_off=conversation.is_thinking_off,
+    )
+
+
+def strips_thinking(conversation: Conversation) -> bool:
+    """Whether the prompts of a conversation hold earlier replies without their thinking. Blocking."""
+    policy = conversation.thinking_in_history
+    if policy == ThinkingInHistory.TEMPLATE:
+        return llm.strips_thinking(model_of(conversation))
+    return policy == ThinkingInHistory.STRIP
 
 
 def model_of(conversation: Conversation) -> str:
@@ -114,11 +161,18 @@ def replay(conversation: Conversation, history: Sequence[HistoryMessage]) -> Rep
     model = model_of(conversation)
     fingerprint = llm.token_fingerprint(model)
     messages = [llm.ChatMessage("system", conversation.system_prompt)] if conversation.system_prompt else []
+    is_stripping = strips_thinking(conversation)
     num_reencoded = 0
     for message in history:
-        ids = _stored_ids(message, model, fingerprint) if message.role == Role.ASSISTANT else None
-        num_reencoded += message.role == Role.ASSISTANT and ids is None and bool(message.text)
-        messages.append(llm.ChatMessage(message.role, message.text, ids))
+        if message.role != Role.ASSISTANT:
+            messages.append(llm.ChatMessage(message.role, message.text))
+            continue
+        ids = _stored_ids(message, model, fingerprint)
+        num_reencoded += ids is None and bool(message.text)
+        if is_stripping or ids is None:  # thinking is markup: as plain text it would be something else
+            messages.append(_answer(message.text, ids, message.thinking_chars, message.thinking_tokens))
+        else:
+            messages.append(llm.ChatMessage(message.role, message.text, ids))
     if num_reencoded:
         logger.info(
             "conversation %s: %d of %d messages encoded again, their token ids are missing or another tokenizer's",
@@ -129,12 +183,24 @@ def replay(conversation: Conversation, history: Sequence[HistoryMessage]) -> Rep
     return Replay(messages, num_reencoded)
 
 
-def _begun(reply: Message, model: str, fingerprint: str) -> tuple[str, tuple[int, ...]]:
-    """The text of a reply that is continued, and the ids that the model is given for it.
+def _answer(text: str, ids: tuple[int, ...] | None, thinking_chars: int, thinking_tokens: int) -> llm.ChatMessage:
+    """A reply without its thinking: the ids of its answer, if that begins with a token of its own.
+
+    A reply that is nothing but thinking, because it was cut, stays as it is: there is nothing else to go on from.
+    """
+    role, answer = Role.ASSISTANT.value, text[thinking_chars:]
+    if not thinking_chars or not answer.strip():
+        return llm.ChatMessage(role, text, ids)
+    return llm.ChatMessage(role, answer, ids[thinking_tokens:] if ids and thinking_tokens else None, is_stripped=True)
+
+
+def _begun(reply: Message, model: str, fingerprint: str) -> tuple[str, tuple[int, ...], bool]:
+    """The text of a reply that is continued, the ids that the model is given for it, and whether it wrote these ids.
 
     Half a character at the end, where max_tokens had cut it, is left out: the model will write it again, whole.
     """
     ids = _stored_ids(reply, model, fingerprint)
+    is_replayed = ids is not None
     if ids is None:
         logger.info("message %s: continued from its text, its token ids are missing or another tokenizer's", reply.id)
         ids = tuple(llm.encode(reply.text, model=model))
@@ -143,8 +209,8 @@ def _begun(reply: Message, model: str, fingerprint: str) -> tuple[str, tuple[int
             kept = ids[: len(ids) - num_dropped]
             text = llm.decode(kept, model=model)
             if not text.endswith(REPLACEMENT) and reply.text.startswith(text):
-                return text, kept
-    return reply.text, ids
+                return text, kept, is_replayed
+    return reply.text, ids, is_replayed
 
 
 def _stored_ids(message: HistoryMessage | Message, model: str, fingerprint: str) -> tuple[int, ...] | None:

@@ -22,6 +22,7 @@ from chatapp.errors import ChatError, Conflict, StorageUnavailable
 from chatapp.markdown import render_blocks
 from chatapp.models import Generation, Message, MessageStatus, PrefixBreak, User
 from chatapp.services import turns
+from chatapp.turn import preparation
 from chatapp.turn.live import Live, LiveTurn
 from chatapp.turn.prompt import Plan, plan_turn
 from chatapp.turn.stream import Publisher, Reply
@@ -31,6 +32,7 @@ logger = logging.getLogger(__name__)
 
 TurnFrame = wire.TurnSend | wire.TurnEdit | wire.TurnRegenerate | wire.TurnContinue
 Accept = Callable[[wire.TurnAccepted], None]
+OnText = Callable[[str, str], None]  # more of the thinking, more of the answer; one of them may be empty
 T = TypeVar("T")
 
 _tasks: set[asyncio.Task[Any]] = set()  # the event loop itself holds tasks only weakly
@@ -45,7 +47,7 @@ async def start(
     frame: TurnFrame,
     *,
     accept: Accept | None = None,
-    on_text: Callable[[str], None] | None = None,
+    on_text: OnText | None = None,
 ) -> LiveTurn | None:
     """Store what was asked and set the reply going. Returns the running turn; None for a send whose turn is over.
 
@@ -56,7 +58,7 @@ async def start(
 
 
 async def _start(
-    live: Live, user: User, frame: TurnFrame, accept: Accept | None, on_text: Callable[[str], None] | None
+    live: Live, user: User, frame: TurnFrame, accept: Accept | None, on_text: OnText | None
 ) -> LiveTurn | None:
     ticket = llm.reserve(user.pk)
     try:
@@ -75,8 +77,9 @@ async def _start(
     # From the clock: a reply that is continued, even after a restart, goes on above the seqs that tabs have seen of it.
     first_seq = int(1000 * time.time())
     turn = LiveTurn(rows.conversation.id, rows.assistant_message.id, user.pk, on_text, seq=first_seq)
+    preparation.cancel(turn.conversation_id)
     live.add(turn)
-    turn.task = _spawn(_run_turn(live, turn, plan, ticket))
+    turn.task = _spawn(_run_turn(live, turn, plan, rows.thinking_s, ticket))
     _spawn(hints.aconversation_changed(user.pk, rows.conversation.id, title=rows.conversation.title))
     return turn
 
@@ -175,8 +178,8 @@ async def _stop_elsewhere(user: User, message: Message) -> None:
 # --- the turn ---------------------------------------------------------------------------------------------------------
 
 
-async def _run_turn(live: Live, turn: LiveTurn, plan: Plan, ticket: llm.Ticket) -> None:
-    reply = Reply(plan.text, plan.token_ids)
+async def _run_turn(live: Live, turn: LiveTurn, plan: Plan, thinking_s: float, ticket: llm.Ticket) -> None:
+    reply = Reply(plan.text, plan.token_ids, reader=plan.reader, thinking_s=thinking_s)
     publisher = Publisher(live, turn, reply)
     writer = Writer(turn.message_id, reply, plan.token_fingerprint, on_gone=lambda: llm.cancel(turn.request_id))
     with ticket:
@@ -190,6 +193,8 @@ async def _run_turn(live: Live, turn: LiveTurn, plan: Plan, ticket: llm.Ticket) 
     if not is_closed:
         logger.warning("message %s had been closed or deleted before its turn ended", turn.message_id)
         llm.purge(turn.conversation_id)  # the purge at its deletion came before the last of its KV
+    else:
+        preparation.start(turn.conversation_id, turn.user_id, plan, reply)
     await hints.aconversation_changed(turn.user_id, turn.conversation_id)
 
 
@@ -200,7 +205,7 @@ async def _answer(
     try:
         async with _in_background(publisher.run()), _in_background(writer.run()):
             finished = await _generate(turn, plan, ticket, reply, publisher)
-        return _ending(turn, plan, finished)
+        return _ending(turn, plan, reply, finished)
     except ChatError as error:  # the engine refused at the last moment
         logger.warning("turn %s in conversation %s: %s", turn.message_id, turn.conversation_id, error.code)
         return Ending(MessageStatus.FAILED, error=error.message)
@@ -236,13 +241,13 @@ async def _generate(
             if isinstance(event, llm.TokenEvent | llm.FinishedEvent) and event.text:
                 publisher.text_changed()
                 if turn.on_text is not None:
-                    turn.on_text(event.text)
+                    turn.on_text(*reply.tell())
             if isinstance(event, llm.FinishedEvent):
                 return event
     raise AssertionError("a request ends with a FinishedEvent")
 
 
-def _ending(turn: LiveTurn, plan: Plan, finished: llm.FinishedEvent) -> Ending:
+def _ending(turn: LiveTurn, plan: Plan, reply: Reply, finished: llm.FinishedEvent) -> Ending:
     status = {
         llm.FinishReason.STOP: MessageStatus.DONE,
         llm.FinishReason.LENGTH: MessageStatus.DONE,
@@ -264,13 +269,23 @@ def _ending(turn: LiveTurn, plan: Plan, finished: llm.FinishedEvent) -> Ending:
         num_computed=stats.num_computed,
         num_generated=stats.num_generated,
         num_reencoded=plan.num_reencoded,
-        prefix_break=PrefixBreak.MODEL_CHANGED if plan.is_model_changed and stats.num_prompt_tokens else "",
         queue_s=stats.queue_s,
         ttft_s=stats.ttft_s,
         prefill_s=stats.prefill_s,
         decode_s=stats.decode_s,
+        thinking_s=reply.thinking_s,
+        prefix_break=_prefix_break(plan, stats),
     )
     return Ending(status, error=finished.error, generation=numbers)
+
+
+def _prefix_break(plan: Plan, stats: llm.RequestStats) -> str:
+    """Why less was reused than the turn before had left, as far as the plan tells."""
+    if plan.is_model_changed and stats.num_prompt_tokens:
+        return PrefixBreak.MODEL_CHANGED
+    start, stop = plan.stripped_span or (0, 0)
+    num_reused = stats.num_reused_ram + stats.num_reused_disk
+    return PrefixBreak.THINKING_STRIPPED if start <= num_reused < stop else ""
 
 
 async def _publish_end(live: Live, turn: LiveTurn, publisher: Publisher, ending: Ending) -> None:
@@ -283,6 +298,7 @@ async def _publish_end(live: Live, turn: LiveTurn, publisher: Publisher, ending:
         blocks=blocks,
         stats=turn_stats(numbers) if numbers else None,
         error=ending.error,
+        thinking=publisher.thinking if blocks else None,
     )
     stats = turn_stats(numbers or turns.GenerationNumbers(model_name=""))
     logger.info(
@@ -329,6 +345,7 @@ def turn_stats(numbers: turns.GenerationNumbers | Generation) -> wire.TurnStats:
 async def drain(live: Live, *, grace_s: float = 8.0) -> None:
     """Let running turns end, interrupt and store the rest, close every socket. New ones must be refused already."""
     llm.drain()
+    preparation.cancel_all()
     live.broadcast(wire.ServerDraining())
     await _wait(grace_s)
     for turn in live.turns:

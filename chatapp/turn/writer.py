@@ -89,6 +89,7 @@ class Writer:
             text=self._reply.text,
             token_ids=self._reply.token_ids,
             token_fingerprint=self._token_fingerprint if self._reply.token_ids else "",
+            thinking=self._thinking(),
             error=ending.error,
             generation=ending.generation,
         )
@@ -110,6 +111,12 @@ class Writer:
                 text=self._reply.text,
                 token_ids=tuple(self._reply.token_ids),  # a copy: the reply grows while the thread writes
                 token_fingerprint=self._token_fingerprint,
+                thinking=self._thinking(),
             )
             self._saved_version = version
         return is_there
+
+    def _thinking(self) -> tuple[int, int]:
+        """How many characters and tokens of it; no tokens where the answer begins inside one."""
+        split = self._reply.split
+        return split.num_chars, split.num_tokens or 0

@@ -133,6 +133,19 @@ class ChatTemplate:
         ids, spans = self._assemble(messages, variables)
         return Prompt(ids=ids, spans=spans, num_public_tokens=self._num_public_tokens(messages, ids, variables))
 
+    def build_history(
+        self, messages: Sequence[ChatMessage], *, today: datetime.date | None = None, is_thinking_off: bool = False
+    ) -> Prompt:
+        """What every prompt begins with in which these messages are followed by one of a user. Raises TemplateError."""
+        prompt = self.build(
+            [*messages, ChatMessage("user", "", PROBE_IDS)],
+            add_generation_prompt=False,
+            today=today,
+            is_thinking_off=is_thinking_off,
+        )
+        *spans, (start, _) = prompt.spans
+        return Prompt(ids=prompt.ids[:start], spans=tuple(spans), num_public_tokens=prompt.num_public_tokens)
+
     def thinking_marks(self, *, is_thinking_off: bool = False) -> ThinkingMarks | None:
         """How replies mark their thinking; None for a model that is not known to think."""
         generation_prompt = self._headers[is_thinking_off].generation_prompt

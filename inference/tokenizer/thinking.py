@@ -94,6 +94,22 @@ def split_ids(ids: Sequence[int], text: str, marks: ThinkingMarks, tokenizer: To
     return ThinkingSplit(_behind_space(text, len(decoded) - has_lost_space), num_tokens)
 
 
+class ThinkingReader:
+    """Splits the replies of one model. Changes nothing, keeps nothing."""
+
+    def __init__(self, marks: ThinkingMarks, tokenizer: Tokenizer) -> None:
+        self.marks = marks
+        self._tokenizer = tokenizer
+
+    def split(self, text: str, ids: Sequence[int] | None) -> ThinkingSplit:
+        """The split of a reply; ids None where none stand for the text."""
+        return split_text(text, self.marks) if ids is None else split_ids(ids, text, self.marks, self._tokenizer)
+
+    def glance(self, text: str, ids: Sequence[int] | None) -> ThinkingSplit:
+        """The same without the number of tokens where that would take a walk through all of them: for each token."""
+        return self.split(text, None if self.marks.close_id is None else ids)
+
+
 class _Found(NamedTuple):
     """end: behind the last mark of the leading block, 0 without one."""
 

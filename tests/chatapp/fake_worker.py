@@ -5,8 +5,10 @@ through a character, a stop string or a template can be played.
 from __future__ import annotations
 
 import datetime
+import re
 from collections.abc import Callable, Sequence
 from concurrent.futures import Future
+from dataclasses import replace
 from types import SimpleNamespace
 from typing import Any
 
@@ -14,6 +16,7 @@ import numpy as np
 
 from inference.engine.model_hub import ModelState, ModelStatus
 from inference.errors import EngineStopped
+from inference.tokenizer.thinking import ThinkingMarks
 from inference.types import (
     ChatMessage,
     EngineStats,
@@ -30,17 +33,30 @@ from inference.types import (
 )
 
 END = 259
+MARKS = {260: b"<think>", 261: b"</think>"}
+MARK_IDS = {text.decode(): token for token, text in MARKS.items()}
+THINKS = ThinkingMarks("<think>", "</think>", False, *MARKS)
 HEADERS = {"system": 256, "user": 257, "assistant": 258}
 
 
 class ByteTokenizer:
-    """Token i is byte i."""
+    """Token i is byte i; two more are the marks of thinking."""
+
+    strips_leading_space = False
 
     def encode(self, text: str) -> list[int]:
         return list(text.encode())
 
+    def token_bytes(self, token_id: int) -> bytes:
+        return MARKS.get(token_id, b"") if token_id > 255 else bytes([token_id])
+
     def decode(self, ids: Sequence[int]) -> str:
-        return bytes(i for i in ids if i < 256).decode(errors="replace")
+        return b"".join(map(self.token_bytes, ids)).decode(errors="replace")
+
+    def generated(self, text: str) -> list[int]:
+        """As a model writes it: marks as control tokens."""
+        parts = re.split("(<think>|</think>)", text)
+        return [token for part in parts for token in ([MARK_IDS[part]] if part in MARK_IDS else part.encode())]
 
 
 class ByteTemplate:
@@ -51,9 +67,24 @@ class ByteTemplate:
     def __init__(self, fingerprint: str) -> None:
         self.fingerprint = fingerprint
         self.days: list[datetime.date | None] = []  # told to each prompt
+        self.switches: list[bool] = []  # so is this: is thinking switched off?
+        self.marks: ThinkingMarks | None = None  # of a model that thinks
+        self.strips_thinking = False
 
-    def build(self, messages: Sequence[ChatMessage], *, today: datetime.date | None = None) -> Prompt:
+    def thinking_marks(self, *, is_thinking_off: bool = False) -> ThinkingMarks | None:
+        return self.marks
+
+    def build_history(
+        self, messages: Sequence[ChatMessage], *, today: datetime.date | None = None, is_thinking_off: bool = False
+    ) -> Prompt:
+        prompt = self.build(messages, today=today)
+        return replace(prompt, ids=np.append(prompt.ids[:-1], np.int32(HEADERS["user"])))
+
+    def build(
+        self, messages: Sequence[ChatMessage], *, today: datetime.date | None = None, is_thinking_off: bool = False
+    ) -> Prompt:
         self.days.append(today)
+        self.switches.append(is_thinking_off)
         ids: list[int] = []
         spans = []
         num_public_tokens = 0
@@ -111,8 +142,9 @@ class FakeWorker:
 
     def model(self, name: str) -> ModelStatus:
         is_there = self.model_state == "ready"
-        info = self.info if is_there else None
-        return ModelStatus(name, self.model_state, float(is_there), self.model_error, 0, info)
+        return ModelStatus(
+            name, self.model_state, float(is_there), self.model_error, 0, self.info if is_there else None
+        )
 
     def count_cached(self, name: str, request: Request) -> int:
         return self.num_cached
@@ -156,7 +188,7 @@ class FakeWorker:
     def write(self, text: str, *, held_back: bytes = b"", request_id: str = "") -> None:
         """More of the reply; held_back: bytes whose text is not shown yet."""
         request_id = request_id or self.requests[-1].request_id
-        ids = (*text.encode(), *held_back)
+        ids = (*self.opened.tokenizer.generated(text), *held_back)
         if not self._written[request_id]:
             self._listeners[request_id](ProgressEvent(request_id, Stage.WRITING))
         self._written[request_id].extend(ids)

@@ -75,6 +75,7 @@ def test_the_last_line_of_json_has_ids_and_numbers() -> None:
         "decode_tok_s": 14.0,
         "finish_reason": "stop",
         "text": words(5),
+        "thinking": "",
     }
 
 

@@ -181,7 +181,7 @@ async def test_every_finish_is_one_of_four_ends(alice: User, worker: FakeWorker,
 async def test_our_own_mistake_fails_the_turn_and_nothing_else(
     alice: User, worker: FakeWorker, caplog: pytest.LogCaptureFixture
 ) -> None:
-    def explode(text: str) -> None:
+    def explode(thought: str, answer: str) -> None:
         raise ZeroDivisionError
 
     live = Live()

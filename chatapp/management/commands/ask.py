@@ -24,6 +24,7 @@ from chatapp import checks, executors, llm, locks, model_catalogue, selectors, w
 from chatapp.errors import ChatError, NotFound
 from chatapp.models import Conversation, MessageStatus, User
 from chatapp.services import accounts, conversations
+from chatapp.thinking import thought_of
 from chatapp.turn import run, switch
 from chatapp.turn.live import Live, LiveTurn
 
@@ -42,6 +43,9 @@ class Command(BaseCommand):
         parser.add_argument("--model", metavar="NAME", help="who answers, from now on (see the command `models`)")
         parser.add_argument("--user", metavar="NAME", help="whose conversation it is (the owner's)")
         parser.add_argument("--title", help="title of a new conversation (its first words)")
+        parser.add_argument(
+            "--thinking", action="store_true", help="print what the model thinks before it answers, too"
+        )
         parser.add_argument("--json", action="store_true", help="print ids and numbers as a last line of JSON")
 
     def handle(self, *args: Any, text: str, **options: Any) -> None:
@@ -61,7 +65,7 @@ class Command(BaseCommand):
                 locks.turns_allowed(settings.RECOLLECT_DATA),
                 _without_lines_of_a_server(),
             ):
-                turn = asyncio.run(self._ask(user, frame, model))
+                turn = asyncio.run(self._ask(user, frame, model, options["thinking"]))
             if options["title"]:
                 conversations.conversation_rename(user=user, conversation_id=frame.conversation, title=options["title"])
         except ChatError as error:
@@ -70,13 +74,13 @@ class Command(BaseCommand):
             sys.exit(EXIT_STOPPED)
         self._report(user, turn, options["json"])
 
-    async def _ask(self, user: User, frame: wire.TurnSend, model: str) -> LiveTurn:
+    async def _ask(self, user: User, frame: wire.TurnSend, model: str, has_thinking: bool) -> LiveTurn:
         live = Live()
         async with _engine(model):
             cold = "" if frame.is_new else await executors.database(switch.cold_start, user, frame.conversation)
             if cold:
                 self.stderr.write(cold)
-            turn = await run.start(live, user, frame, on_text=self._print)
+            turn = await run.start(live, user, frame, on_text=self._printer(has_thinking))
             assert turn is not None, "a new client id is no duplicate"
             assert turn.task is not None, "a started turn has its task"
             stop = wire.TurnStop(turn.conversation_id, turn.message_id)
@@ -88,6 +92,23 @@ class Command(BaseCommand):
             await turn.task
             await asyncio.gather(*stopping)
             return turn
+
+    def _printer(self, has_thinking: bool) -> run.OnText:
+        """Prints the answer, and the thinking in front of it if it is wanted."""
+        thought_before = False
+
+        def told(thought: str, answer: str) -> None:
+            nonlocal thought_before
+            if has_thinking and thought:
+                thought_before = True
+                self._print(thought)
+            if answer and thought_before:
+                thought_before = False
+                self._print("\n\n")
+            if answer:
+                self._print(answer)
+
+        return told
 
     def _print(self, text: str) -> None:
         try:
@@ -115,7 +136,8 @@ class Command(BaseCommand):
                 "ttft_ms": stats.ttft_ms if stats else 0.0,
                 "decode_tok_s": stats.decode_tok_s if stats else 0.0,
                 "finish_reason": stats.finish_reason if stats else "error",
-                "text": message.text,
+                "text": message.answer,
+                "thinking": thought_of(message.text, message.thinking_chars),
             }
             self.stdout.write(json.dumps(line, ensure_ascii=False))
         else:
