@@ -11,6 +11,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from inference.config import ModelConfig
+from inference.kernels.quantized import WeightMatrix
 from inference.types import F32
 
 
@@ -80,3 +81,9 @@ class ModelFile(ABC):
         """The tensor as float32, C order; it may be a read-only view of the file.
 
         Raises ModelFileError naming it when it is not there."""
+
+    @abstractmethod
+    def matrix(self, name: str) -> WeightMatrix:
+        """The tensor (N, K) in the form that it is stored in, exactly: no float32 copy is made of narrower numbers.
+
+        Nothing is read before its rows are. Raises ModelFileError naming it when it is not there."""

@@ -17,11 +17,13 @@ from inference.formats.architectures import ARCHITECTURES, check_shapes, expecte
 from inference.formats.base import ModelFile
 from inference.formats.gguf_config import FACTOR_TENSORS, read_config
 from inference.formats.gguf_header import TensorInfo
+from inference.formats.gguf_matrix import read_matrix
 from inference.formats.gguf_metadata import Metadata, read_tokenizer_spec
 from inference.formats.gguf_names import place_of, stored_shapes
 from inference.formats.gguf_parts import PlacedTensor, read_parts
 from inference.formats.mapping import digest_file, digest_files, release_pages
-from inference.types import F32
+from inference.kernels.quantized import WeightMatrix
+from inference.types import F32, I64
 
 MAX_FACTORS = 4096
 SLAB_BYTES = 1 << 20  # dequantised at a time: the package's temporaries take several times what they make
@@ -85,17 +87,39 @@ class GgufFile(ModelFile):
     def tensor(self, name: str) -> F32:
         if name not in self._shapes:
             raise ModelFileError(self.path, "there is no such tensor", field=name)
+        weight = self._dequantised(self._placed(name))
+        order = self._row_order(name)
+        if order is not None:
+            return weight[order]
+        offset = ARCHITECTURES[self.architecture].gguf_norm_offset
+        if offset and name.endswith("norm.weight"):
+            return weight - np.float32(offset)
+        return weight
+
+    def matrix(self, name: str) -> WeightMatrix:
+        if name not in self._shapes:
+            raise ModelFileError(self.path, "there is no such tensor", field=name)
+        return read_matrix(self._placed(name), self._row_order(name))
+
+    def _placed(self, name: str) -> PlacedTensor:
         place, expert = place_of(self.config, name)
         placed = self._tensors[place]
-        weight = self._dequantised(placed if expert is None else _part(placed, expert))
-        architecture = ARCHITECTURES[self.architecture]
-        if architecture.is_interleaved and name.endswith(("self_attn.q_proj.weight", "self_attn.q_proj.bias")):
-            return _unpermute(weight, self.config.num_attention_heads)
-        if architecture.is_interleaved and name.endswith(("self_attn.k_proj.weight", "self_attn.k_proj.bias")):
-            return _unpermute(weight, self.config.num_key_value_heads)
-        if architecture.gguf_norm_offset and name.endswith("norm.weight"):
-            return weight - np.float32(architecture.gguf_norm_offset)
-        return weight
+        return placed if expert is None else _part(placed, expert)
+
+    def _row_order(self, name: str) -> I64 | None:
+        """For each row of q or k where in the file it stands; None: in its place.
+
+        llama.cpp rotates neighbouring pairs (0, 1), (2, 3), ...; Hugging Face rotates (0, D/2), (1, D/2 + 1), ... . The
+        converter interleaves the two halves of every head so that the first computes what the second meant.
+        """
+        if not ARCHITECTURES[self.architecture].is_interleaved:
+            return None
+        heads = {"q": self.config.num_attention_heads, "k": self.config.num_key_value_heads}
+        for part, num_heads in heads.items():
+            if name.endswith((f"self_attn.{part}_proj.weight", f"self_attn.{part}_proj.bias")):
+                rows = np.arange(self._shapes[name][0])
+                return rows.reshape(num_heads, len(rows) // num_heads // 2, 2).swapaxes(1, 2).reshape(-1)
+        return None
 
     def _factors(self, name: str) -> tuple[float, ...]:
         """The numbers of a small vector. Raises ModelFileError when it is none."""
@@ -145,13 +169,3 @@ def is_dequantised(kind: GGMLQuantizationType) -> bool:
     except NotImplementedError:
         return False
     return True
-
-
-def _unpermute(weight: F32, num_heads: int) -> F32:
-    """Rows (of a matrix or its bias) of q or k back in Hugging Face's order.
-
-    llama.cpp rotates neighbouring pairs (0, 1), (2, 3), ...; Hugging Face rotates (0, D/2), (1, D/2 + 1), ... . The
-    converter interleaves the two halves of every head so that the first computes what the second meant.
-    """
-    half = len(weight) // num_heads // 2
-    return np.ascontiguousarray(weight.reshape(num_heads, half, 2, -1).swapaxes(1, 2)).reshape(weight.shape)

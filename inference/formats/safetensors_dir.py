@@ -19,6 +19,8 @@ from inference.formats.hf_config import read_config
 from inference.formats.mapping import digest_files, map_file, read_json, read_text, release_pages
 from inference.formats.numbers import FLOAT_TYPES, as_f32, scale_blocks
 from inference.formats.safetensors_header import StoredTensor, read_header
+from inference.formats.safetensors_matrix import BlockScales, read_matrix
+from inference.kernels.quantized import WeightMatrix
 from inference.types import F32
 
 MAX_TOKENIZER_BYTES = 64 << 20
@@ -99,6 +101,16 @@ class SafetensorsDir(ModelFile):
         if self._block_size is not None and name + SCALE_SUFFIX in self._tensors:
             scale_blocks(weight, self._stored(name + SCALE_SUFFIX), self._block_size)
         return weight
+
+    def matrix(self, name: str) -> WeightMatrix:
+        if name not in self._shapes:
+            raise ModelFileError(self.path, "there is no such tensor", field=name)
+        name = stored_name(self.config, name)
+        file, stored = self._tensors[name]
+        scales = None
+        if self._block_size is not None and name + SCALE_SUFFIX in self._tensors:
+            scales = BlockScales(self._stored(name + SCALE_SUFFIX).copy(), *self._block_size)
+        return read_matrix(self._shards[file], stored, scales)
 
     def _stored(self, name: str) -> F32:
         """The tensor as it stands in its file."""

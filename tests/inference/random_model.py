@@ -10,6 +10,7 @@ import numpy as np
 from inference.config import ModelConfig
 from inference.formats.architectures import expected_shapes
 from inference.formats.base import ModelFile, TokenizerSpec
+from inference.kernels.quantized import FloatForm, WeightMatrix, float_matrix
 from inference.types import F32, ForwardBatch
 
 
@@ -68,6 +69,9 @@ class RandomModelFile(ModelFile):
 
     def tensor(self, name: str) -> F32:
         return self._tensors[name]
+
+    def matrix(self, name: str) -> WeightMatrix:
+        return float_matrix(FloatForm("f32"), self._tensors[name])
 
 
 def make_batch(

@@ -1,0 +1,50 @@
+"""A matrix of a GGUF file in the form that it is stored in, some rows at a time."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+from gguf.constants import GGMLQuantizationType
+from gguf.quants import dequantize
+from numpy.typing import NDArray
+
+from inference.formats.gguf_integers import KINDS, read_rows
+from inference.formats.gguf_parts import PlacedTensor
+from inference.formats.mapping import release_pages
+from inference.kernels.quantized import FloatForm, Form, IntegerRows, WeightMatrix
+from inference.types import I64
+
+FLOATS = {
+    GGMLQuantizationType.F32: FloatForm("f32"),
+    GGMLQuantizationType.F16: FloatForm("f16"),
+    GGMLQuantizationType.BF16: FloatForm("bf16"),
+}
+
+
+def form_of(kind: GGMLQuantizationType) -> Form:
+    """How weights of a kind are multiplied with; those with code books become float32."""
+    return KINDS[kind].form if kind in KINDS else FLOATS.get(kind, FloatForm("f32"))
+
+
+def read_matrix(placed: PlacedTensor, order: I64 | None = None) -> WeightMatrix:
+    """order: for each row where in the file it stands; None: in its place.
+
+    What was read of the file is given back at once: every row is read once, when it is packed.
+    """
+    info = placed.info
+    num_rows, num_inner = info.shape
+    row_bytes = info.nbytes // num_rows
+    form = form_of(info.type)
+
+    def read(first: int, end: int) -> IntegerRows | NDArray[Any]:
+        raw = np.frombuffer(placed.data, np.uint8, count=info.nbytes, offset=info.offset).reshape(num_rows, row_bytes)
+        rows = np.array(raw[first:end] if order is None else raw[order[first:end]])
+        release_pages(placed.data, info.offset + first * row_bytes, (end - first) * row_bytes)
+        if info.type in KINDS:
+            return read_rows(info.type, rows)
+        if info.type in FLOATS:
+            return rows.view(FLOATS[info.type].dtype)
+        return dequantize(rows, info.type).astype(np.float32, copy=False)
+
+    return WeightMatrix(form, num_rows, num_inner, read)
