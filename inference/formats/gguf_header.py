@@ -19,6 +19,7 @@ from gguf.constants import GGML_QUANT_SIZES, GGMLQuantizationType
 from inference.errors import ModelFileError, UnsupportedModelError
 
 # A header that needs more than this is not a model of ours but an attack or an accident.
+VERSIONS = (2, 3)
 MAX_TENSORS = 1 << 16
 MAX_KEYS = 1 << 12
 MAX_KEY_BYTES = 1 << 10
@@ -170,7 +171,7 @@ def read_header(path: Path, data: mmap.mmap) -> GgufHeader:
     if magic != b"GGUF":
         raise ModelFileError(path, f"not a GGUF file: it begins with {magic!r}", field="magic")
     version = cursor.u32("version")
-    if version not in (2, 3):
+    if version not in VERSIONS:
         if version & 0xFFFF == 0:
             raise UnsupportedModelError(path, "a big-endian file, only little-endian ones are read", field="version")
         raise ModelFileError(path, f"GGUF version {version}, known are 2 and 3", field="version")

@@ -17,6 +17,8 @@ from inference.errors import ModelFileError, UnsupportedModelError
 from inference.formats.base import TokenizerSpec
 from inference.tokenizer.gguf_vocabulary import describe
 
+JSON_KINDS = ("BPE",)  # of tokenizer.json; no family that we run publishes another one (Unigram, WordPiece, WordLevel)
+
 # Added tokens written like this are markup (<think>, [TOOL_CALLS]) even where the file does not call them special.
 MARKUP = re.compile(r"<.*>|\[.*\]", re.DOTALL)
 # But for these, which Gemma has: what people write about web pages with. <s> and </s> are never among them.
@@ -70,8 +72,9 @@ def _parse(spec: TokenizerSpec) -> dict[str, Any]:
     if not isinstance(description, dict) or not isinstance(description.get("model"), dict):
         raise ModelFileError(spec.source, "it describes no model", field="model")
     kind = description["model"].get("type", "BPE")
-    if kind != "BPE":
-        raise UnsupportedModelError(spec.source, f"tokenizer model {kind!r} is not supported", known=("BPE",))
+    if kind not in JSON_KINDS:
+        problem = f"tokenizer model {str(kind)[:60]!r} is not supported"
+        raise UnsupportedModelError(spec.source, problem, field="model.type", known=JSON_KINDS)
     return description
 
 

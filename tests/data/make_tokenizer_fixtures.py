@@ -1,11 +1,13 @@
-"""Make the SentencePiece fixtures: tiny vocabularies, texts, and the ids that the `sentencepiece` package gives.
+"""Make the tokenizer fixtures: tiny vocabularies, texts, and the ids that independent implementations give:
+`sentencepiece`, and `tiktoken` for byte-level BPE.
 
 Run in an environment of its own, never in the one of the tests:
 
-    python -m venv /tmp/spm && /tmp/spm/bin/pip install sentencepiece==0.2.1
+    python -m venv /tmp/spm && /tmp/spm/bin/pip install sentencepiece==0.2.1 tiktoken==0.14.0 regex tokenizers
     /tmp/spm/bin/python tests/data/make_tokenizer_fixtures.py
 
-Writes tests/data/sentencepiece/<name>.json, as a GGUF file would hold it: pieces, kinds, scores. Always the same bytes.
+Writes tests/data/sentencepiece/<name>.json and tests/data/byte_level/<name>.json, as a GGUF file would hold them:
+pieces and kinds, scores or merges. cases: ids of single texts; digests: see texts.py. Always the same bytes.
 """
 
 from __future__ import annotations
@@ -17,8 +19,12 @@ from pathlib import Path
 from typing import Any
 
 import sentencepiece
+import texts as shared
+import tiktoken
+from tiktoken._educational import bpe_train
+from tokenizers.normalizers import NFC
 
-OUT = Path(__file__).parent / "sentencepiece"
+HERE = Path(__file__).parent
 NORMAL, UNKNOWN, CONTROL, USER_DEFINED, BYTE = 1, 2, 3, 4, 6
 
 CORPUS = (
@@ -99,11 +105,69 @@ def make(name: str, user_defined: tuple[str, ...], has_space_prefix: bool, **opt
         "tokens": [model.id_to_piece(index) for index in indices],
         "token_types": [kind_of(model, index, set(user_defined)) for index in indices],
         "scores": [model.get_score(index) for index in indices],
-        "cases": [[text, model.encode(text)] for text in texts()],
+        "cases": [[text, model.encode(text)] for text in [*texts(), *shared.CORPUS]],
+        "digests": shared.digests(map(model.encode, shared.random_texts())),
     }
-    OUT.mkdir(exist_ok=True)
+    write("sentencepiece", name, fixture)
+
+
+def write(folder: str, name: str, fixture: dict[str, Any]) -> None:
     text = json.dumps(fixture, ensure_ascii=True, separators=(",", ":"))
-    (OUT / f"{name}.json").write_text(text.replace('"cases":[', '"cases":[\n').replace("]],", "]],\n") + "\n")
+    text = text.replace('"cases":[', '"cases":[\n').replace("]],", "]],\n")
+    (HERE / folder).mkdir(exist_ok=True)
+    (HERE / folder / f"{name}.json").write_text(text + "\n")
+
+
+# The expressions that the families publish in their own tokenizers. Source: tiktoken (gpt-2, o200k), llama3 and Qwen.
+CONTRACTION = r"(?i:'s|'t|'re|'ve|'m|'ll|'d)"
+BEFORE, UPPER, LOWER = r"[^\r\n\p{L}\p{N}]?", r"[\p{Lu}\p{Lt}\p{Lm}\p{Lo}\p{M}]", r"[\p{Ll}\p{Lm}\p{Lo}\p{M}]"
+SPACES = r"\s*[\r\n]+|\s+(?!\S)|\s+"
+PATTERNS = {
+    "gpt-2": r"'(?:[sdmt]|ll|ve|re)| ?\p{L}+| ?\p{N}+| ?[^\s\p{L}\p{N}]+|\s+(?!\S)|\s+",
+    "llama-bpe": rf"{CONTRACTION}|{BEFORE}\p{{L}}+|\p{{N}}{{1,3}}| ?[^\s\p{{L}}\p{{N}}]+[\r\n]*|{SPACES}",
+    "qwen2": rf"{CONTRACTION}|{BEFORE}\p{{L}}+|\p{{N}}| ?[^\s\p{{L}}\p{{N}}]+[\r\n]*|{SPACES}",
+    "gpt-4o": rf"{BEFORE}{UPPER}*{LOWER}+{CONTRACTION}?|{BEFORE}{UPPER}+{LOWER}*{CONTRACTION}?"
+    rf"|\p{{N}}{{1,3}}| ?[^\s\p{{L}}\p{{N}}]+[\r\n/]*|{SPACES}",
+}
+CONTROLS = ["<|begin|>", "<|im_start|>", "<|im_end|>"]
+NUM_BYTE_LEVEL = 640
+
+
+def byte_characters() -> dict[int, str]:
+    """The character that byte-level BPE writes for each byte (GPT-2's table)."""
+    shown = [*range(0x21, 0x7F), *range(0xA1, 0xAD), *range(0xAE, 0x100)]
+    hidden = [byte for byte in range(256) if byte not in shown]
+    return {byte: chr(byte) for byte in shown} | {byte: chr(256 + index) for index, byte in enumerate(hidden)}
+
+
+def make_byte_level(pre: str) -> None:
+    """pre: as tokenizer.ggml.pre. Merges are all ways to put a token together, in the order of the ranks."""
+    pattern = PATTERNS[pre]
+    ranks = bpe_train(data=CORPUS, vocab_size=NUM_BYTE_LEVEL, pat_str=pattern, visualise=None)
+    reference = tiktoken.Encoding(pre, pat_str=pattern, mergeable_ranks=ranks, special_tokens={})
+    characters = byte_characters()
+    shown = {token: "".join(characters[byte] for byte in token) for token in ranks}
+    splits = [
+        (rank, ranks[token[:cut]], ranks[token[cut:]], f"{shown[token[:cut]]} {shown[token[cut:]]}")
+        for token, rank in ranks.items()
+        for cut in range(1, len(token))
+        if token[:cut] in ranks and token[cut:] in ranks
+    ]
+
+    def encode(text: str) -> list[int]:
+        # As the family's published tokenizer does it; Python's NFC knows a newer Unicode, with other orders of marks.
+        text = NFC().normalize_str(text) if pre == "qwen2" else text
+        return reference.encode_ordinary(text)
+
+    fixture = {
+        "pre": pre,
+        "tokens": [*(shown[token] for token in sorted(ranks, key=ranks.__getitem__)), *CONTROLS],
+        "token_types": [NORMAL] * len(ranks) + [CONTROL] * len(CONTROLS),
+        "merges": [merge for *_, merge in sorted(splits)],
+        "cases": [[text, encode(text)] for text in shared.CORPUS],
+        "digests": shared.digests(map(encode, shared.random_texts())),
+    }
+    write("byte_level", pre, fixture)
 
 
 if __name__ == "__main__":
@@ -115,3 +179,5 @@ if __name__ == "__main__":
         vocab_size=760,
         control_symbols=["<start_of_turn>", "<end_of_turn>"],
     )
+    for kind in PATTERNS:
+        make_byte_level(kind)

@@ -83,10 +83,20 @@ def test_a_byte_token_spelled_out_is_text() -> None:
 def test_an_unknown_kind_of_vocabulary_is_refused_by_name() -> None:
     with pytest.raises(UnsupportedModelError, match="'bert'"):
         Tokenizer(byte_level_spec(model="bert"))
-    unigram = tiny.tiny_tokenizer_json()
-    unigram["model"] = {"type": "Unigram", "vocab": []}
-    with pytest.raises(UnsupportedModelError, match="'Unigram'"):
-        Tokenizer(json_spec(unigram))
+    for kind in ("Unigram", "WordPiece", "WordLevel"):
+        description = {**tiny.tiny_tokenizer_json(), "model": {"type": kind, "vocab": []}}
+        with pytest.raises(UnsupportedModelError, match=f"'{kind}'") as caught:
+            Tokenizer(json_spec(description))
+        assert caught.value.known == ("BPE",)
+
+
+@pytest.mark.parametrize("pre", ["afmoe", "superbpe", "chameleon", "jais-2", "laguna", "k2-horizon", "", "x" * 999])
+def test_an_unknown_pre_tokenizer_is_refused_with_the_known_ones(pre: str) -> None:
+    """Those with a name belong to architectures that we do not run."""
+    with pytest.raises(UnsupportedModelError, match="pre-tokenizer") as caught:
+        Tokenizer(byte_level_spec(pre=pre))
+    assert caught.value.field == "tokenizer.ggml.pre"
+    assert "llama-bpe" in caught.value.known
 
 
 @pytest.mark.parametrize(
