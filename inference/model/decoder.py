@@ -9,7 +9,6 @@ from __future__ import annotations
 import hashlib
 import math
 import time
-from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
@@ -29,36 +28,28 @@ from inference.kernels.kv_storage import KVStorage
 from inference.kernels.reference import rms_norm
 from inference.kernels.scratch import Scratch
 from inference.kernels.thread_choice import ThreadChoice
+from inference.model.architecture import Architecture
 from inference.model.base import RunKernels, run_here
 from inference.model.block import Block, Calls
-from inference.model.layer import Attention, FeedForward, Layer
+from inference.model.layer import Attention, Layer, Mlp
+from inference.model.moe import SparseMlp
 from inference.model.rope import rope_tables
 from inference.model.tensors import Tensors
+from inference.model.weights import SparseMlpWeights
 from inference.types import F32, ForwardBatch
 
 WEIGHT_BYTES = 4  # of a parameter, whatever its type in the file
 
 
-class DecoderModel(ABC):
-    """See inference.model.base.Model. A subclass is an architecture: it says what a layer is made of."""
+class NumpyDecoder:
+    """See inference.model.base.Model: float32 throughout, products by BLAS."""
 
     kernel_tier = kernels.active
-    norm_offset = 0.0  # added to the norm weights of the file
-
-    @abstractmethod
-    def read_attention(self, tensors: Tensors, layer: int) -> Attention: ...
-
-    @abstractmethod
-    def read_feed_forward(self, tensors: Tensors, layer: int) -> FeedForward: ...
-
-    @property
-    def embedding_scale(self) -> float:
-        """What embeddings are multiplied by before the first layer."""
-        return 1.0
 
     def __init__(
         self,
         model_file: ModelFile,
+        architecture: Architecture,
         *,
         num_threads: int,
         max_model_len: int,
@@ -70,6 +61,7 @@ class DecoderModel(ABC):
         self._blas = Blas()
         self._num_threads = num_threads or num_cores()
         self._head_lanes = run_kernels(self._probe_head)  # takes as much memory as the embedding: before that is there
+        self._architecture = architecture
         self._read(model_file, on_progress)
         self._rope = rope_tables(self.config, max_model_len or self.config.max_position_embeddings)
         self._windows = tuple({self.config.window(layer) for layer in range(self.config.num_hidden_layers)})
@@ -168,8 +160,8 @@ class DecoderModel(ABC):
                     found.append(AttentionJob.of(column, positions, context, group, calls.attention, window))
         x = np.zeros((config.hidden_size, lanes.width), np.float32)
         x[:, lanes.first : lanes.first + count] = self._embedding[batch.token_ids[start:end]].T
-        if self.embedding_scale != 1:
-            x *= np.float32(self.embedding_scale)
+        if self._architecture.embedding_scale != 1:
+            x *= np.float32(self._architecture.embedding_scale)
         rows = (config.num_attention_heads + 2 * config.num_key_value_heads) * config.head_dim
         return Block(
             start,
@@ -205,19 +197,26 @@ class DecoderModel(ABC):
     def _read(self, model_file: ModelFile, on_progress: Callable[[float], None]) -> None:
         """Takes the tensors as float32, joined where they are multiplied by the same input. Raises ModelFileError."""
         config = self.config
-        whole = Tensors(model_file, "", self.norm_offset)
+        whole = Tensors(model_file, "", self._architecture.norm_offset)
         self._embedding = whole.matrix("model.embed_tokens.weight")  # (V, C)
         layers = []
         for index in range(config.num_hidden_layers):
             on_progress((index + 1) / (config.num_hidden_layers + 1))
-            tensors = Tensors(model_file, f"model.layers.{index}.", self.norm_offset)
-            layers.append(Layer(self.read_attention(tensors, index), self.read_feed_forward(tensors, index)))
+            tensors = Tensors(model_file, f"model.layers.{index}.", self._architecture.norm_offset)
+            layers.append(self._layer(tensors, index))
         self._layers = tuple(layers)
-        self._norm = whole.norm("model.norm.weight")  # (C, 1)
+        self._norm = whole.norm("model.norm.weight")[:, None]  # (C, 1)
         self._head = self._embedding if config.tie_word_embeddings else whole.matrix("lm_head.weight")  # (V, C)
         self.num_parameters = sum(math.prod(shape) for shape in expected_shapes(config).values())
         self.weight_bytes = WEIGHT_BYTES * self.num_parameters
         on_progress(1.0)
+
+    def _layer(self, tensors: Tensors, index: int) -> Layer:
+        attention = Attention(self.config, index, self._architecture.attention(tensors, index))
+        weights = self._architecture.feed_forward(tensors, index)
+        if isinstance(weights, SparseMlpWeights):
+            return Layer(attention, SparseMlp(self.config, weights))
+        return Layer(attention, Mlp(self.config, weights))
 
     def _probe_head(self) -> tuple[Lanes, ...]:
         """The calls for the product of the head."""

@@ -8,25 +8,23 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from inference.model.layer import Attention, FeedForward, Mlp
-from inference.model.qwen3 import Qwen3Model
-from inference.model.tensors import Tensors
+from inference.model.qwen3 import Qwen3Architecture
+from inference.model.weights import AttentionWeights, FeedForwardWeights, M, MlpWeights, TensorReader
 
 
-class Gemma3TextModel(Qwen3Model):
+class Gemma3TextArchitecture(Qwen3Architecture):
     norm_offset = 1.0
 
     @property
     def embedding_scale(self) -> float:
         return float(self.config.hidden_size**0.5)
 
-    def read_attention(self, tensors: Tensors, layer: int) -> Attention:
+    def attention(self, tensors: TensorReader[M], layer: int) -> AttentionWeights[M]:
         post_norm = tensors.norm("post_attention_layernorm.weight")
-        return replace(super().read_attention(tensors, layer), post_norm=post_norm)
+        return replace(super().attention(tensors, layer), post_norm=post_norm)
 
-    def read_feed_forward(self, tensors: Tensors, layer: int) -> FeedForward:
-        return Mlp(
-            self.config,
+    def feed_forward(self, tensors: TensorReader[M], layer: int) -> FeedForwardWeights[M]:
+        return MlpWeights(
             norm=tensors.norm("pre_feedforward_layernorm.weight"),
             gate_up=tensors.matrix("mlp.gate_proj.weight", "mlp.up_proj.weight"),
             down=tensors.matrix("mlp.down_proj.weight"),

@@ -18,6 +18,7 @@ from inference.kernels.reference import ACTIVATIONS, rms_norm, rotate
 from inference.kernels.scratch import Scratch
 from inference.model.block import Block
 from inference.model.rope import table_of
+from inference.model.weights import AttentionWeights, MlpWeights
 from inference.types import F32
 
 
@@ -27,30 +28,25 @@ class Attention:
 
     config: ModelConfig
     layer: int
-    norm: F32  # (C, 1)
-    qkv: F32  # ((H + 2 K) D, C)
-    output: F32  # (C, H D)
-    qkv_bias: F32 | None = None  # ((H + 2 K) D, 1)
-    output_bias: F32 | None = None  # (C, 1)
-    q_norm: F32 | None = None  # (D, 1), of each head by itself
-    k_norm: F32 | None = None  # (D, 1)
-    post_norm: F32 | None = None  # (C, 1), of what is added to the residual stream
+    weights: AttentionWeights[F32]
 
     @property
     def matrices(self) -> tuple[F32, ...]:
-        return self.qkv, self.output
+        return self.weights.qkv, self.weights.output
 
     def project(self, block: Block, kv: KVStorage, scratch: Scratch) -> None:
         """Queries, keys and values of the block; K and V go into the pool."""
         config = self.config
         H, K, D = config.num_attention_heads, config.num_key_value_heads, config.head_dim
-        np.matmul(self.qkv, rms_norm(block.x, self.norm, config.rms_norm_eps, scratch), out=block.qkv)
-        if self.qkv_bias is not None:
-            np.add(block.qkv, self.qkv_bias, out=block.qkv)
+        np.matmul(
+            self.weights.qkv, rms_norm(block.x, self.weights.norm[:, None], config.rms_norm_eps, scratch), out=block.qkv
+        )
+        if self.weights.qkv_bias is not None:
+            np.add(block.qkv, self.weights.qkv_bias[:, None], out=block.qkv)
         heads = block.qkv.reshape(H + 2 * K, D, block.lanes.width)
-        for part, norm in ((heads[:H], self.q_norm), (heads[H : H + K], self.k_norm)):
+        for part, norm in ((heads[:H], self.weights.q_norm), (heads[H : H + K], self.weights.k_norm)):
             if norm is not None:
-                part[...] = rms_norm(part, norm, config.rms_norm_eps, scratch)
+                part[...] = rms_norm(part, norm[:, None], config.rms_norm_eps, scratch)
         table = table_of(config, self.layer)
         if table is not None:
             rotate(heads[: H + K], *block.angles[table], scratch)
@@ -72,10 +68,10 @@ class Attention:
             out = mixed[..., columns]
             attend(job, q[..., columns], kv, self.layer, config.attention_scale, scratch, out)
         added = scratch.take("added", *block.x.shape)
-        np.matmul(self.output, mixed.reshape(K * G * D, W), out=added)
-        if self.output_bias is not None:
-            np.add(added, self.output_bias, out=added)
-        add(block, added, self.post_norm, config, scratch)
+        np.matmul(self.weights.output, mixed.reshape(K * G * D, W), out=added)
+        if self.weights.output_bias is not None:
+            np.add(added, self.weights.output_bias[:, None], out=added)
+        add(block, added, self.weights.post_norm, config, scratch)
 
 
 class FeedForward(Protocol):
@@ -94,28 +90,23 @@ class Mlp:
     """The gated feed-forward part."""
 
     config: ModelConfig
-    norm: F32  # (C, 1)
-    gate_up: F32  # (2 I, C)
-    down: F32  # (C, I)
-    gate_up_bias: F32 | None = None  # (2 I, 1)
-    down_bias: F32 | None = None  # (C, 1)
-    post_norm: F32 | None = None  # (C, 1), of what is added to the residual stream
+    weights: MlpWeights[F32]
 
     @property
     def matrices(self) -> tuple[F32, ...]:
-        return self.gate_up, self.down
+        return self.weights.gate_up, self.weights.down
 
     def apply(self, block: Block, scratch: Scratch) -> None:
-        normed = rms_norm(block.x, self.norm, self.config.rms_norm_eps, scratch)
-        gate_up = scratch.take("gate_up", len(self.gate_up), block.lanes.width)
-        np.matmul(self.gate_up, normed, out=gate_up)
-        if self.gate_up_bias is not None:
-            np.add(gate_up, self.gate_up_bias, out=gate_up)
+        normed = rms_norm(block.x, self.weights.norm[:, None], self.config.rms_norm_eps, scratch)
+        gate_up = scratch.take("gate_up", len(self.weights.gate_up), block.lanes.width)
+        np.matmul(self.weights.gate_up, normed, out=gate_up)
+        if self.weights.gate_up_bias is not None:
+            np.add(gate_up, self.weights.gate_up_bias[:, None], out=gate_up)
         added = scratch.take("added", *block.x.shape)
-        np.matmul(self.down, ACTIVATIONS[self.config.hidden_act](gate_up, scratch), out=added)
-        if self.down_bias is not None:
-            np.add(added, self.down_bias, out=added)
-        add(block, added, self.post_norm, self.config, scratch)
+        np.matmul(self.weights.down, ACTIVATIONS[self.config.hidden_act](gate_up, scratch), out=added)
+        if self.weights.down_bias is not None:
+            np.add(added, self.weights.down_bias[:, None], out=added)
+        add(block, added, self.weights.post_norm, self.config, scratch)
 
 
 @dataclass(frozen=True, slots=True)
@@ -131,5 +122,5 @@ class Layer:
 def add(block: Block, added: F32, post_norm: F32 | None, config: ModelConfig, scratch: Scratch) -> None:
     """Adds (C, W) to the residual stream, normalised first where the architecture does so."""
     if post_norm is not None:
-        added = rms_norm(added, post_norm, config.rms_norm_eps, scratch)
+        added = rms_norm(added, post_norm[:, None], config.rms_norm_eps, scratch)
     np.add(block.x, added, out=block.x)

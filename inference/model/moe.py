@@ -16,13 +16,8 @@ from inference.kernels.call_plan import split_columns
 from inference.kernels.reference import ACTIVATIONS, rms_norm, sum_rows
 from inference.kernels.scratch import Scratch
 from inference.model.block import Block
+from inference.model.weights import ExpertWeights, SparseMlpWeights
 from inference.types import F32, I64
-
-
-@dataclass(frozen=True, slots=True)
-class Expert:
-    gate_up: F32  # (2 I, C)
-    down: F32  # (C, I)
 
 
 @dataclass(frozen=True, slots=True)
@@ -30,18 +25,16 @@ class SparseMlp:
     """See inference.model.layer.FeedForward. E experts, A of them active for a token."""
 
     config: ModelConfig
-    norm: F32  # (C, 1)
-    router: F32  # (E, C)
-    experts: tuple[Expert, ...]
+    weights: SparseMlpWeights[F32]
 
     @property
     def matrices(self) -> tuple[F32, ...]:
-        return self.router, self.experts[0].gate_up, self.experts[0].down
+        return self.weights.router, self.weights.experts[0].gate_up, self.weights.experts[0].down
 
     def apply(self, block: Block, scratch: Scratch) -> None:
-        normed = rms_norm(block.x, self.norm, self.config.rms_norm_eps, scratch)
-        scores = scratch.take("router", len(self.experts), block.lanes.width)
-        np.matmul(self.router, normed, out=scores)
+        normed = rms_norm(block.x, self.weights.norm[:, None], self.config.rms_norm_eps, scratch)
+        scores = scratch.take("router", len(self.weights.experts), block.lanes.width)
+        np.matmul(self.weights.router, normed, out=scores)
         chosen, shares = self.choose(scores[:, block.columns])
         mixed = scratch.take("mixed_experts", *block.x.shape)
         mixed.fill(0)
@@ -53,7 +46,7 @@ class SparseMlp:
                 x = scratch.take("expert_in", len(normed), lanes.width)
                 x.fill(0)
                 x[:, lanes.first : lanes.first + count] = normed[:, columns]
-                y = self._run(self.experts[index], x, scratch)[:, lanes.first : lanes.first + count]
+                y = self._run(self.weights.experts[index], x, scratch)[:, lanes.first : lanes.first + count]
                 mixed[:, columns] += y * shares[rank[part], token[part]]
         np.add(block.x, mixed, out=block.x)
 
@@ -66,7 +59,7 @@ class SparseMlp:
         shares /= sum_rows(shares.copy() if self.config.norm_topk_prob else odds)
         return chosen, shares
 
-    def _run(self, expert: Expert, x: F32, scratch: Scratch) -> F32:
+    def _run(self, expert: ExpertWeights[F32], x: F32, scratch: Scratch) -> F32:
         gate_up = scratch.take("gate_up", len(expert.gate_up), x.shape[1])
         np.matmul(expert.gate_up, x, out=gate_up)
         mixed = ACTIVATIONS[self.config.hidden_act](gate_up, scratch)

@@ -2,24 +2,20 @@
 
 from __future__ import annotations
 
-from inference.model.decoder import DecoderModel
-from inference.model.layer import Attention, FeedForward, Mlp
-from inference.model.tensors import Tensors
+from inference.model.architecture import Architecture
+from inference.model.weights import AttentionWeights, FeedForwardWeights, M, MlpWeights, TensorReader
 
 
-class Phi3Model(DecoderModel):
-    def read_attention(self, tensors: Tensors, layer: int) -> Attention:
-        return Attention(
-            self.config,
-            layer,
+class Phi3Architecture(Architecture):
+    def attention(self, tensors: TensorReader[M], layer: int) -> AttentionWeights[M]:
+        return AttentionWeights(
             norm=tensors.norm("input_layernorm.weight"),
             qkv=tensors.matrix("self_attn.qkv_proj.weight"),
             output=tensors.matrix("self_attn.o_proj.weight"),
         )
 
-    def read_feed_forward(self, tensors: Tensors, layer: int) -> FeedForward:
-        return Mlp(
-            self.config,
+    def feed_forward(self, tensors: TensorReader[M], layer: int) -> FeedForwardWeights[M]:
+        return MlpWeights(
             norm=tensors.norm("post_attention_layernorm.weight"),
             gate_up=tensors.matrix("mlp.gate_up_proj.weight"),
             down=tensors.matrix("mlp.down_proj.weight"),

@@ -4,12 +4,11 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from inference.model.layer import Attention
-from inference.model.llama import LlamaModel
-from inference.model.tensors import Tensors
+from inference.model.llama import LlamaArchitecture
+from inference.model.weights import AttentionWeights, M, TensorReader
 
 
-class Qwen2Model(LlamaModel):
-    def read_attention(self, tensors: Tensors, layer: int) -> Attention:
-        bias = tensors.column(*(f"self_attn.{part}_proj.bias" for part in "qkv"))
-        return replace(super().read_attention(tensors, layer), qkv_bias=bias)
+class Qwen2Architecture(LlamaArchitecture):
+    def attention(self, tensors: TensorReader[M], layer: int) -> AttentionWeights[M]:
+        bias = tensors.vector(*(f"self_attn.{part}_proj.bias" for part in "qkv"))
+        return replace(super().attention(tensors, layer), qkv_bias=bias)

@@ -4,15 +4,14 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from inference.model.layer import Attention
-from inference.model.llama import LlamaModel
-from inference.model.tensors import Tensors
+from inference.model.llama import LlamaArchitecture
+from inference.model.weights import AttentionWeights, M, TensorReader
 
 
-class Qwen3Model(LlamaModel):
-    def read_attention(self, tensors: Tensors, layer: int) -> Attention:
+class Qwen3Architecture(LlamaArchitecture):
+    def attention(self, tensors: TensorReader[M], layer: int) -> AttentionWeights[M]:
         return replace(
-            super().read_attention(tensors, layer),
+            super().attention(tensors, layer),
             q_norm=tensors.norm("self_attn.q_norm.weight"),
             k_norm=tensors.norm("self_attn.k_norm.weight"),
         )

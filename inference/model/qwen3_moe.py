@@ -2,23 +2,20 @@
 
 from __future__ import annotations
 
-from inference.model.layer import FeedForward
-from inference.model.moe import Expert, SparseMlp
-from inference.model.qwen3 import Qwen3Model
-from inference.model.tensors import Tensors
+from inference.model.qwen3 import Qwen3Architecture
+from inference.model.weights import ExpertWeights, FeedForwardWeights, M, SparseMlpWeights, TensorReader
 
 
-class Qwen3MoeModel(Qwen3Model):
-    def read_feed_forward(self, tensors: Tensors, layer: int) -> FeedForward:
+class Qwen3MoeArchitecture(Qwen3Architecture):
+    def feed_forward(self, tensors: TensorReader[M], layer: int) -> FeedForwardWeights[M]:
         if not self.config.is_sparse(layer):
-            return super().read_feed_forward(tensors, layer)
+            return super().feed_forward(tensors, layer)
         prefixes = [f"mlp.experts.{index}." for index in range(self.config.num_experts)]
-        return SparseMlp(
-            self.config,
+        return SparseMlpWeights(
             norm=tensors.norm("post_attention_layernorm.weight"),
             router=tensors.matrix("mlp.gate.weight"),
             experts=tuple(
-                Expert(
+                ExpertWeights(
                     gate_up=tensors.matrix(f"{prefix}gate_proj.weight", f"{prefix}up_proj.weight"),
                     down=tensors.matrix(f"{prefix}down_proj.weight"),
                 )

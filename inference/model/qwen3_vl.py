@@ -6,8 +6,8 @@ text all three are the position, so that it is plain RoPE.
 
 from __future__ import annotations
 
-from inference.model.qwen3 import Qwen3Model
+from inference.model.qwen3 import Qwen3Architecture
 
 
-class Qwen3VLModel(Qwen3Model):
+class Qwen3VLArchitecture(Qwen3Architecture):
     pass

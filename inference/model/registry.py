@@ -8,31 +8,32 @@ from collections.abc import Callable
 from inference.errors import UnsupportedModelError
 from inference.formats.architectures import expected_shapes
 from inference.formats.base import ModelFile
+from inference.model.architecture import Architecture
 from inference.model.base import Model, RunKernels, run_here
-from inference.model.decoder import WEIGHT_BYTES, DecoderModel
-from inference.model.gemma3_text import Gemma3TextModel
-from inference.model.llama import LlamaModel
-from inference.model.mistral import MistralModel
-from inference.model.phi3 import Phi3Model
-from inference.model.qwen2 import Qwen2Model
-from inference.model.qwen3 import Qwen3Model
-from inference.model.qwen3_moe import Qwen3MoeModel
-from inference.model.qwen3_vl import Qwen3VLModel
-from inference.model.smollm3 import SmolLM3Model
+from inference.model.decoder import WEIGHT_BYTES, NumpyDecoder
+from inference.model.gemma3_text import Gemma3TextArchitecture
+from inference.model.llama import LlamaArchitecture
+from inference.model.mistral import MistralArchitecture
+from inference.model.phi3 import Phi3Architecture
+from inference.model.qwen2 import Qwen2Architecture
+from inference.model.qwen3 import Qwen3Architecture
+from inference.model.qwen3_moe import Qwen3MoeArchitecture
+from inference.model.qwen3_vl import Qwen3VLArchitecture
+from inference.model.smollm3 import SmolLM3Architecture
 
 ProgressFn = Callable[[float], None]  # called with 0.0 .. 1.0
 
-_ARCHITECTURES: dict[str, type[DecoderModel]] = {
-    "gemma3": Gemma3TextModel,  # its text side
-    "gemma3_text": Gemma3TextModel,
-    "llama": LlamaModel,
-    "mistral": MistralModel,
-    "phi3": Phi3Model,
-    "qwen2": Qwen2Model,
-    "qwen3": Qwen3Model,
-    "qwen3_moe": Qwen3MoeModel,
-    "qwen3_vl": Qwen3VLModel,
-    "smollm3": SmolLM3Model,
+_ARCHITECTURES: dict[str, type[Architecture]] = {
+    "gemma3": Gemma3TextArchitecture,  # its text side
+    "gemma3_text": Gemma3TextArchitecture,
+    "llama": LlamaArchitecture,
+    "mistral": MistralArchitecture,
+    "phi3": Phi3Architecture,
+    "qwen2": Qwen2Architecture,
+    "qwen3": Qwen3Architecture,
+    "qwen3_moe": Qwen3MoeArchitecture,
+    "qwen3_vl": Qwen3VLArchitecture,
+    "smollm3": SmolLM3Architecture,
 }
 
 
@@ -58,8 +59,9 @@ def load_model(
             field="architecture",
             known=tuple(sorted(_ARCHITECTURES)),
         )
-    return architecture(
+    return NumpyDecoder(
         model_file,
+        architecture(model_file.config),
         num_threads=num_threads,
         max_model_len=max_model_len,
         on_progress=on_progress or (lambda fraction: None),

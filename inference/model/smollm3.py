@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from inference.model.llama import LlamaModel
+from inference.model.llama import LlamaArchitecture
 
 
-class SmolLM3Model(LlamaModel):
+class SmolLM3Architecture(LlamaArchitecture):
     pass

@@ -22,13 +22,13 @@ class Tensors:
         parts = [self._read(name) for name in names]
         return parts[0] if len(parts) == 1 else np.concatenate(parts)
 
-    def column(self, *names: str) -> F32:
-        """(N, 1): one vector, or several joined."""
-        return np.concatenate([self._read(name) for name in names])[:, None]
+    def vector(self, *names: str) -> F32:
+        """(N,): one vector, or several joined."""
+        return np.concatenate([self._read(name) for name in names])
 
     def norm(self, name: str) -> F32:
-        """(C, 1): what a normalised row is multiplied by."""
-        return self.column(name) + self._norm_offset
+        """(C,): what a normalised row is multiplied by."""
+        return self.vector(name) + self._norm_offset
 
     def _read(self, name: str) -> F32:
         return np.ascontiguousarray(self._model_file.tensor(self._prefix + name), dtype=np.float32)

@@ -11,7 +11,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from inference.formats.model_file import open_model_file
-from inference.model.decoder import DecoderModel
+from inference.model.decoder import NumpyDecoder
 from inference.model.moe import SparseMlp
 from inference.model.registry import load_model
 from tests.inference.row_invariance import FIXTURES, check, whole_logits
@@ -20,9 +20,9 @@ BY_NAME = {path.name: path for path in FIXTURES}
 
 
 @cache
-def load(name: str) -> DecoderModel:
+def load(name: str) -> NumpyDecoder:
     model = load_model(open_model_file(BY_NAME[name]), num_threads=2)
-    assert isinstance(model, DecoderModel)
+    assert isinstance(model, NumpyDecoder)
     return model
 
 
@@ -101,15 +101,15 @@ def test_experts_are_chosen_by_score_and_weighted_by_softmax(is_normalised: bool
 
 def test_experts_that_nobody_chose_are_not_read() -> None:
     model = load_model(open_model_file(BY_NAME["qwen3_moe"]), num_threads=1)
-    assert isinstance(model, DecoderModel)
+    assert isinstance(model, NumpyDecoder)
     tokens = np.array([7], np.int64)
     expected = whole_logits(model, tokens)
     read: list[int] = []
     for layer in model._layers:
         part = layer.feed_forward
         assert isinstance(part, SparseMlp)
-        used = np.zeros(len(part.experts), bool)
-        for index, expert in enumerate(part.experts):  # a NaN anywhere would show
+        used = np.zeros(len(part.weights.experts), bool)
+        for index, expert in enumerate(part.weights.experts):  # a NaN anywhere would show
             kept = expert.down.copy()
             expert.down.fill(np.nan)
             used[index] = np.isnan(whole_logits(model, tokens)).any()
