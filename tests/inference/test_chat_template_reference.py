@@ -167,6 +167,36 @@ strftime_now('%y%j %a 100%%') }} {{ strftime_now('%Y年%m月%d日') }}""",
    kept
    {% endif %}
   {% set z = joiner(', ') %}{% for m in messages %}{{ z() }}{{ m.role }}{% endfor %}""",
+    "declarations": """
+{%- macro argument(value, quotes=True) -%}
+  {%- if value is string -%}{{- '"' + value + '"' if quotes else value -}}
+  {%- elif value is boolean -%}{{- 'true' if value else 'false' -}}
+  {%- elif value is mapping -%}
+    {{- '{' -}}{%- set ns = namespace(found=false) -%}
+    {%- for key, item in value | dictsort -%}
+      {%- if ns.found %},{% endif -%}{%- set ns.found = true -%}{{- key -}}:{{- argument(item, quotes=quotes) -}}
+    {%- endfor -%}{{- '}' -}}
+  {%- elif value is sequence -%}[{%- for item in value -%}{{- argument(item) }}{{ ', ' if not loop.last }}{%- endfor -%}]
+  {%- else -%}{{- value -}}{%- endif -%}
+{%- endmacro -%}
+{%- for tool in tools or [] -%}declare {{ argument(tool['function']) | trim }};{%- endfor -%}
+{{- argument({'a': [1, none, true, 'x'], 'b': {'c': 2.5, 'd': []}}, quotes=False) }}
+{%- for message in messages -%}
+  {%- set before = namespace(role=None, found=false) -%}
+  {%- for j in range(loop.index0 - 1, -1, -1) -%}
+    {%- if not before.found and messages[j]['role'] != 'tool' -%}
+      {%- set before.role = messages[j]['role'] -%}{%- set before.found = true -%}
+    {%- endif -%}
+  {%- endfor -%}
+  {%- set kind, index = ('even', loop.index0) if loop.index0 is even else ('odd', loop.index0 * 10) %}
+{{ before.role }}/{{ message['role'] }}/{{ kind }}{{ index }}/{{ message.get('tool_calls') | default('none', true) }}
+  {%- set parts = namespace(result='') -%}
+  {%- for part in message.content.split('</think>') -%}
+    {%- set parts.result = parts.result + (part.split('<think>')[0] if '<think>' in part else part) -%}
+  {%- endfor %}({{ parts.result | trim }})
+{%- endfor %}
+{{ ['string', 'null'] | map('upper') | list }} {{ {'k': 1} | items | list }} {{ messages | map(attribute='content') | map('length') | sum }}
+{%- if messages[0]['role'] in ['system', 'developer'] %} first{% endif %} {{ '{:' ~ '}' }} {{ messages | length > 3 }}""",
     "alternation": """
 {%- for m in messages if m.role != 'system' %}
 {%- if (m.role == 'user') != (loop.index0 % 2 == 0) %}{{ raise_exception('roles must alternate') }}{% endif %}
