@@ -356,9 +356,12 @@ class Worker:
 
     def _arrange(self) -> None:
         for slot in self._hub.arrange():
-            held, slot.held = slot.held, {}
-            for request, submitted_at in held.values():
-                self._add(slot, request, submitted_at)
+            self._hand_over(slot)
+
+    def _hand_over(self, slot: Slot) -> None:
+        held, slot.held = slot.held, {}
+        for request, submitted_at in held.values():
+            self._add(slot, request, submitted_at)
 
     def _begin_load(self, slot: Slot) -> None:
         self._report_loading(slot, list(slot.held))
@@ -383,6 +386,7 @@ class Worker:
 
     def _loaded(self, slot: Slot, engine: LLMEngine) -> None:
         self._hub.loaded(slot, engine, self._clock())
+        self._hand_over(slot)  # first: it came for these, whoever else wants its place
         logger.info("loaded %s: %d of %d bytes are used", slot.name, self._hub.used_bytes, self.max_bytes)
         self._arrange()
 
