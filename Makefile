@@ -4,6 +4,8 @@ PYTHON ?= python3
 BIN := .venv/bin
 MANAGE := $(BIN)/python manage.py
 PYTEST := $(BIN)/python -m pytest
+# The kernels can be chosen: RECOLLECT_KERNELS=avx2 make bench. OpenBLAS would obey these and take slow kernels of its own.
+BENCH := env -u OPENBLAS_CORETYPE -u OPENBLAS_L2_SIZE $(BIN)/python -m inference.bench --kernels $(or $(RECOLLECT_KERNELS),auto)
 # `make check TESTS=slow` runs the slow tests only, for when `make test` has just passed.
 TESTS ?= all
 # Terminal commands speak English only; where a sentence stands in the source would change with every commit.
@@ -75,11 +77,12 @@ messages: .venv/base ## Take new sentences into locale/ and compile it (needs GN
 	$(MANAGE) makemessages -d djangojs -l zh_Hans $(MESSAGES)
 	$(MANAGE) compilemessages -i .venv
 
-bench: setup ## Measure: the engine, then what the app adds to it
-	$(BIN)/python -m inference.bench --suite core
+bench: setup ## Measure: the engine beside what this machine can do, its start, and what the app adds
+	$(BENCH) --suite roofline
+	$(BENCH) --suite start
 	$(MANAGE) bench_overhead
 
-bench-peers: setup ## Our engine beside llama.cpp in one run, with ratios
+bench-peers: setup ## Our engine beside llama.cpp and OpenVINO GenAI in one run, with ratios and targets
 	$(BIN)/python -m tests.peers.compare
 
 pictures: .venv/dev setup ## Make the README's pictures anew from the running product

@@ -1,42 +1,26 @@
-"""`python -m inference.bench --suite core`: how fast the engine is on this machine. The last line is JSON.
-
-{"peer": "recollect", "model": ..., "threads": ..., "kernel_tier": ..., "blas_core": ...,
- "contexts": {"512": {"prefill_tok_s": .., "decode_tok_s": .., "warm_ttft_ms": ..}, ..},
- "parallel": {"sequences": 4, "decode_tok_s": ..}}
-
-prefill_tok_s   prompt tokens computed per second until the first token, cold
-decode_tok_s    tokens per second after the first one, of 64 right after that prompt (greedy, nothing stops them)
-warm_ttft_ms    time to the first token when the same prompt comes again with two words more
-parallel        four short sequences at once, tokens of all together per second
+"""What every measurement asks of the engine: prompts made of common words, completed greedily to a fixed length.
 
 Drives LLMEngine as the application does; the prompts are those with which tests/peers measures other engines.
 """
 
 from __future__ import annotations
 
-import argparse
-import json
 import random
-import sys
 import time
 from collections.abc import Sequence
 from dataclasses import dataclass, field
-from pathlib import Path
 from typing import Any
 
 import numpy as np
 
-from inference.config import EngineConfig
-from inference.engine.llm_engine import LLMEngine, load_engine
-from inference.errors import InferenceError
-from inference.kernels.blas import Blas
+from inference.engine.llm_engine import LLMEngine
 from inference.types import FinishedEvent, FinishReason, Request, RequestStats, SamplingParams, TokenEvent
 
-DEFAULT_MODEL = Path("var/models/SmolLM2-135M-Instruct.Q4_1.gguf")
 VOCABULARY = (
     "the quick brown fox jumps over lazy dog while seven bright stars shine above a quiet river town where people "
     "walk and talk about history science music art"
 )
+MORE_WORDS = " and then"  # the new message behind a warm history
 NUM_DECODED = 64
 NUM_PARALLEL = 4
 
@@ -64,6 +48,10 @@ def prompt_text(num_words: int, seed: int) -> str:
     return " ".join(rng.choice(words) for _ in range(num_words))
 
 
+def parallel_prompts() -> list[str]:
+    return [prompt_text(64, seed=900 + index) for index in range(NUM_PARALLEL)]
+
+
 def complete(engine: LLMEngine, prompts: Sequence[str], num_tokens: int) -> list[Timing]:
     """Greedy completions of exactly num_tokens, all requested at once. Raises RuntimeError when one ends otherwise."""
     timings: dict[str, Timing] = {}
@@ -88,21 +76,25 @@ def complete(engine: LLMEngine, prompts: Sequence[str], num_tokens: int) -> list
 
 
 def measure_core(engine: LLMEngine, contexts: Sequence[int]) -> dict[str, Any]:
-    """The figures of the core suite; prints each context's as it comes."""
+    """Prefill, decode and a warm start for each context, in words, then four sequences at once. Prints as it goes.
+
+    {"contexts": {"512": {"prefill_tok_s": .., "decode_tok_s": .., "warm_ttft_ms": ..}, ..},
+     "parallel": {"sequences": 4, "decode_tok_s": ..}}
+    """
     complete(engine, [prompt_text(64, seed=7)], 4)  # touch the weights and the scratch memory once
     engine.clear_cache()
     rows: dict[str, dict[str, float]] = {}
     for size in contexts:
         prompt = prompt_text(size, seed=size)
         (cold,) = complete(engine, [prompt], NUM_DECODED)
-        (warm,) = complete(engine, [prompt + " and then"], 1)
+        (warm,) = complete(engine, [prompt + MORE_WORDS], 1)
         rows[str(size)] = {
             "prefill_tok_s": cold.stats.num_computed / cold.ttft_s,
             "decode_tok_s": cold.decode_tok_s,
             "warm_ttft_ms": warm.ttft_s * 1e3,
         }
         print(size, {key: round(value, 1) for key, value in rows[str(size)].items()}, flush=True)
-    prompts = [prompt_text(64, seed=900 + index) for index in range(NUM_PARALLEL)]
+    prompts = parallel_prompts()
     complete(engine, prompts, 1)  # as with the peers: the prompts are cached when the clock starts
     started_at = time.perf_counter()
     complete(engine, prompts, NUM_DECODED)
@@ -110,27 +102,3 @@ def measure_core(engine: LLMEngine, contexts: Sequence[int]) -> dict[str, Any]:
     parallel = {"sequences": NUM_PARALLEL, "decode_tok_s": NUM_PARALLEL * NUM_DECODED / seconds}
     print("parallel", round(parallel["decode_tok_s"], 1), flush=True)
     return {"contexts": rows, "parallel": parallel}
-
-
-def main(arguments: Sequence[str] | None = None) -> int:
-    """Runs the suite. Exit code 2 for a model that cannot be loaded."""
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--suite", choices=["core"], default="core")
-    parser.add_argument("--model", type=Path, default=DEFAULT_MODEL, help="a GGUF file or a Hugging Face directory")
-    parser.add_argument("--contexts", type=int, nargs="+", default=[64, 512, 2048], help="prompt sizes, in words")
-    parser.add_argument("--threads", type=int, default=2)
-    options = parser.parse_args(arguments)
-    try:
-        engine = load_engine(options.model, EngineConfig(num_threads=options.threads))
-        figures = measure_core(engine, options.contexts)
-    except InferenceError as error:
-        print(f"error: {error}", file=sys.stderr)
-        return 2
-    machine = {"kernel_tier": engine.info.kernel_tier, "blas_core": Blas().core}
-    model = str(options.model)
-    print(json.dumps({"peer": "recollect", "model": model, "threads": options.threads, **machine, **figures}))
-    return 0
-
-
-if __name__ == "__main__":
-    sys.exit(main())

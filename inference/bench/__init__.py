@@ -1,0 +1,1 @@
+"""How fast the engine is on this machine: `python -m inference.bench --suite core`, `roofline` or `start`."""

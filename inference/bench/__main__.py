@@ -1,0 +1,64 @@
+"""`python -m inference.bench --suite core|roofline|start`. The last line is JSON.
+
+core      {"peer": "recollect", "model": ..., "threads": ..., "kernel_tier": ..., "blas_core": ...,
+           "contexts": {"512": {"prefill_tok_s": .., "decode_tok_s": .., "warm_ttft_ms": ..}, ..},
+           "parallel": {"sequences": 4, "decode_tok_s": ..}}
+roofline  the same, and {"read_gb_s": .., "multiply_gflop_s": .., "shares": {"512": {"decode_bandwidth": ..,
+          "prefill_multiply": ..}, ..}}: what this machine can do, and what share of it the engine reaches
+start     {"first_s": .., "cached_s": ..}: process start to first token, without and with compiled kernels on disk
+
+prefill_tok_s   prompt tokens computed per second until the first token, cold
+decode_tok_s    tokens per second after the first one, of 64 right after that prompt (greedy, nothing stops them)
+warm_ttft_ms    time to the first token when the same prompt comes again with two words more
+parallel        four short sequences at once, tokens of all together per second
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+
+from inference.bench.roofline import shares
+from inference.bench.start import measure_start
+from inference.bench.workload import measure_core
+from inference.config import KERNELS, EngineConfig
+from inference.engine.llm_engine import load_engine
+from inference.errors import InferenceError
+from inference.kernels.blas import Blas
+
+DEFAULT_MODEL = Path("var/models/SmolLM2-135M-Instruct.Q4_1.gguf")
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    """Runs the suite. Exit code 2 for a model that cannot be loaded and for kernels that cannot run."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--suite", choices=["core", "roofline", "start"], default="core")
+    parser.add_argument("--model", type=Path, default=DEFAULT_MODEL, help="a GGUF file or a Hugging Face directory")
+    parser.add_argument("--contexts", type=int, nargs="+", default=[64, 512, 2048], help="prompt sizes, in words")
+    parser.add_argument("--threads", type=int, default=2)
+    parser.add_argument("--kernels", choices=KERNELS, default="auto")
+    parser.add_argument("--guesses", type=int, default=0, help="tokens guessed in a step; these prompts repeat words")
+    options = parser.parse_args(arguments)
+    config = EngineConfig(num_threads=options.threads, kernels=options.kernels, max_draft_tokens=options.guesses)
+    common = {"peer": "recollect", "model": str(options.model), "threads": options.threads}
+    try:
+        if options.suite == "start":
+            print(json.dumps(common | measure_start(options.model, config)))
+            return 0
+        engine = load_engine(options.model, config)
+        machine = {"kernel_tier": engine.info.kernel_tier, "blas_core": Blas().core}
+        figures = common | machine | measure_core(engine, options.contexts)
+        if options.suite == "roofline":
+            figures |= shares(engine, figures["contexts"], options.threads)
+    except InferenceError as error:
+        print(f"error: {error}", file=sys.stderr)
+        return 2
+    print(json.dumps(figures))
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())
