@@ -110,6 +110,12 @@ def conversation_get(user: User, conversation_id: UUID, *, is_locked: bool = Fal
 
 
 @translated()
+def conversation_exists(conversation_id: UUID) -> bool:
+    """Whether it has not been deleted, whosever it is: for work that nobody asked for."""
+    return Conversation.objects.filter(id=conversation_id).exists()
+
+
+@translated()
 def message_get(user: User, conversation_id: UUID, message_id: UUID) -> Message:
     """One message of this person, with its conversation. Raises NotFound."""
     try:

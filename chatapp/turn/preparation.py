@@ -10,7 +10,7 @@ import asyncio
 import logging
 from uuid import UUID, uuid4
 
-from chatapp import executors, llm
+from chatapp import executors, llm, selectors
 from chatapp.errors import ChatError
 from chatapp.turn.prompt import Plan, next_history
 from chatapp.turn.stream import Reply
@@ -60,5 +60,7 @@ async def _prepare(conversation_id: UUID, user_id: int, plan: Plan, reply: Reply
             tags=(str(conversation_id),),
         ):
             await asyncio.sleep(IDLE_POLL_S)
+        if not await executors.database(selectors.conversation_exists, conversation_id):
+            llm.purge(conversation_id)  # the purge at its deletion came before this KV
     except ChatError as error:  # the engine has ended, or the next prompt will not fit: the next turn says so
         logger.info("conversation %s: nothing is prepared, %s", conversation_id, error.code)
