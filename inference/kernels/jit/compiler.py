@@ -2,41 +2,77 @@
 
 from __future__ import annotations
 
+import hashlib
 import itertools
+import os
+from collections.abc import Callable, Sequence
+from pathlib import Path
 
 import llvmlite.binding as llvm
 from llvmlite import ir
 
 from inference.kernels.jit.cpu import Target
 
+DIGEST_BYTES = 32
+
 _numbers = itertools.count()
 
 
 class MachineCode:
-    """The public functions of a module, compiled for a target. Their addresses are good as long as this lives."""
+    """Functions of a module, compiled for a target. Their addresses are good as long as this lives.
 
-    def __init__(self, module: ir.Module, target: Target) -> None:
+    kept: a file for the object code, read instead of building and compiling if it is there, and written otherwise. Its
+    name must tell apart all that the code depends on. A damaged file is written anew. None: nothing is kept.
+    """
+
+    def __init__(
+        self, build: Callable[[], ir.Module], names: Sequence[str], target: Target, kept: Path | None = None
+    ) -> None:
         llvm.initialize_native_target()
         llvm.initialize_native_asmprinter()
+        self._build = build
         self._machine = llvm.Target.from_triple(llvm.get_process_triple()).create_target_machine(
             cpu=target.cpu, features=target.features, opt=3, jit=True
         )
+        code = _read(kept) if kept is not None else None
+        if code is None:
+            code = bytes(self._machine.emit_object(self._optimised()))
+            if kept is not None:
+                _write(kept, code)
+        library = llvm.JITLibraryBuilder().add_object_img(code).add_current_process()
+        for name in names:
+            library = library.export_symbol(name)
+        self._jit = llvm.create_lljit_compiler(self._machine)
+        self._library = library.link(self._jit, f"kernels{next(_numbers)}")
+        self.addresses = {name: int(self._library[name]) for name in names}
+
+    def assembly(self) -> str:
+        """For people."""
+        return str(self._machine.emit_assembly(self._optimised()))
+
+    def _optimised(self) -> llvm.ModuleRef:
+        module = self._build()
         module.triple = llvm.get_process_triple()
         module.data_layout = str(self._machine.target_data)
         parsed = llvm.parse_assembly(str(module))
         parsed.verify()
-        self._optimise(parsed)
-        self.assembly = self._machine.emit_assembly(parsed)
-        self._jit = llvm.create_lljit_compiler(self._machine)
-        names = [function.name for function in module.functions if not function.is_declaration and not function.linkage]
-        builder = llvm.JITLibraryBuilder().add_ir(str(parsed)).add_current_process()
-        for name in names:
-            builder = builder.export_symbol(name)
-        self._library = builder.link(self._jit, f"kernels{next(_numbers)}")
-        self.addresses = {name: int(self._library[name]) for name in names}
-
-    def _optimise(self, parsed: llvm.ModuleRef) -> None:
+        # Loops are written as they shall be: nothing is to be unrolled or vectorised once more.
         options = llvm.create_pipeline_tuning_options(speed_level=2)
         options.slp_vectorization = options.loop_vectorization = options.loop_unrolling = False
         builder = llvm.create_pass_builder(self._machine, options)
         builder.getModulePassManager().run(parsed, builder)
+        return parsed
+
+
+def _read(path: Path) -> bytes | None:
+    if not path.is_file():
+        return None
+    data = path.read_bytes()
+    digest, code = data[:DIGEST_BYTES], data[DIGEST_BYTES:]
+    return code if hashlib.sha256(code).digest() == digest else None
+
+
+def _write(path: Path, code: bytes) -> None:
+    partial = path.with_suffix(f".{os.getpid()}")
+    partial.write_bytes(hashlib.sha256(code).digest() + code)
+    partial.replace(path)

@@ -8,7 +8,7 @@ from functools import cache
 
 import llvmlite.binding as llvm
 
-from inference.errors import InferenceError
+from inference.errors import KernelsUnavailable
 
 
 @dataclass(frozen=True, slots=True)
@@ -33,15 +33,6 @@ TIERS = (
 )
 
 
-class TierUnavailable(InferenceError):
-    """A tier was asked for that this CPU does not have; `available` lists what it has."""
-
-    def __init__(self, wanted: str, available: tuple[str, ...]) -> None:
-        self.wanted = wanted
-        self.available = available
-        super().__init__(f"kernels {wanted!r} can not run on this CPU; it has {', '.join(available)}")
-
-
 @dataclass(frozen=True, slots=True)
 class Target:
     """A CPU as LLVM knows it. features: "+avx2,-avx512f,...", as a target machine takes them."""
@@ -62,12 +53,18 @@ def available_tiers(features: Mapping[str, bool] | None = None) -> tuple[Tier, .
     return tuple(tier for tier in TIERS if all(has.get(name, False) for name in tier.needs))
 
 
+def can_convert_halves(features: Mapping[str, bool] | None = None) -> bool:
+    """Whether the CPU turns float16 into float32 by itself, which attention needs: x86 since 2012, ARM always."""
+    has = llvm.get_host_cpu_features() if features is None else features
+    return bool(has.get("f16c", False)) or not llvm.get_process_triple().startswith(("x86_64", "i686"))
+
+
 def choose_tier(wanted: str = "auto", features: Mapping[str, bool] | None = None) -> Tier:
-    """The tier of that name, or the fastest. Raises TierUnavailable."""
+    """The tier of that name, or the fastest. Raises KernelsUnavailable."""
     tiers = available_tiers(features)
     if wanted == "auto":
         return tiers[0]
     for tier in tiers:
         if tier.name == wanted:
             return tier
-    raise TierUnavailable(wanted, tuple(tier.name for tier in tiers))
+    raise KernelsUnavailable(wanted, (*(tier.name for tier in tiers), "numpy"))

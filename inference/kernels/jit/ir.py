@@ -69,6 +69,12 @@ class Emitter:
         one = self.b.insert_element(undefined, scalar, ir.Constant(I32, 0))
         return self.b.shuffle_vector(one, undefined, ir.Constant(self.vector(I32, kind.count), [0] * kind.count))
 
+    def prefetch(self, base: Value, offset: Value | int, num_bytes: int) -> None:
+        """Asks for memory that will be read soon; it need not exist."""
+        arguments = [ir.Constant(I32, value) for value in (0, 3, 1)]  # to read; into the nearest cache; data
+        for line in range(0, num_bytes, 64):
+            self.call("llvm.prefetch.p0", VOID, self.at(self.at(base, offset), line), *arguments)
+
     def call(self, name: str, result: ir.Type, *arguments: Value) -> Value:
         """Calls an intrinsic."""
         function = self.module.globals.get(name)

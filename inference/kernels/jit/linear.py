@@ -18,18 +18,20 @@ calls that write different places may run at once. A token's bits depend on its 
 
 from __future__ import annotations
 
+import hashlib
 from collections.abc import Sequence
 from dataclasses import dataclass, field
+from pathlib import Path
 from typing import Any
 
 import numpy as np
 from llvmlite import ir
 from numba import types
-from numba.extending import intrinsic
 
 from inference.kernels.jit.compiler import MachineCode
 from inference.kernels.jit.cpu import Target, Tier, host
 from inference.kernels.jit.ir import I64, PTR, VOID
+from inference.kernels.jit.kernel_cache import instruction
 from inference.kernels.jit.linear_embed import EMBED_PARAMETERS, emit_embed
 from inference.kernels.jit.linear_kernel import PARAMETERS, emit_linear
 from inference.kernels.jit.linear_rows import QUANTISE_PARAMETERS, emit_quantise
@@ -54,35 +56,50 @@ OFFSETS = {name: 8 * index for index, name in enumerate(MATRIX.names or ())}  # 
 
 @dataclass(slots=True)
 class LinearKernels:
-    """The compiled products of a tier, one for each form that was asked for. target: the CPU that they are made for."""
+    """The compiled products of a tier, one for each form that was asked for.
+
+    target: the CPU that they are made for. folder: where they are kept from one process to the next; its name must tell
+    versions of the kernels and the compiler apart (kernel_cache). None: nowhere.
+    """
 
     tier: Tier
     target: Target = field(default_factory=host)
+    folder: Path | None = None
     _codes: dict[Form | None, MachineCode] = field(default_factory=dict)
 
     def product(self, form: Form) -> int:
-        """Address of the product with matrices of a form; compiles it the first time."""
-        return self._compiled(form).addresses["linear"]
+        """Address of the product with matrices of a form; compiles it the first time, in about half a second."""
+        return self.code(form).addresses["linear"]
 
     def embed(self, form: Form) -> int:
         """Address of the reading of one row."""
-        return self._compiled(form).addresses["embed"]
-
-    def _compiled(self, form: Form) -> MachineCode:
-        if form not in self._codes:
-            module = ir.Module(name="linear")
-            emit_linear(module, self.tier, form, "linear")
-            emit_embed(module, self.tier, form, "embed")
-            self._codes[form] = MachineCode(module, self.target)
-        return self._codes[form]
+        return self.code(form).addresses["embed"]
 
     def quantise(self) -> int:
-        """Address of the quantising of rows; compiles it the first time."""
-        if None not in self._codes:
-            module = ir.Module(name="rows")
+        """Address of the quantising of rows."""
+        return self.code(None).addresses["quantise"]
+
+    def code(self, form: Form | None) -> MachineCode:
+        """What was compiled for a form; None: for activations."""
+        if form not in self._codes:
+            names = ("quantise",) if form is None else ("linear", "embed")
+            self._codes[form] = MachineCode(lambda: self._build(form), names, self.target, self._kept(form))
+        return self._codes[form]
+
+    def _build(self, form: Form | None) -> ir.Module:
+        module = ir.Module(name="linear")
+        if form is None:
             emit_quantise(module, self.tier, "quantise")
-            self._codes[None] = MachineCode(module, self.target)
-        return self._codes[None].addresses["quantise"]
+        else:
+            emit_linear(module, self.tier, form, "linear")
+            emit_embed(module, self.tier, form, "embed")
+        return module
+
+    def _kept(self, form: Form | None) -> Path | None:
+        if self.folder is None:
+            return None
+        key = f"{self.tier.name} {form} {self.target}"
+        return self.folder / f"linear-{hashlib.sha256(key.encode()).hexdigest()[:32]}.o"
 
 
 def _field(builder: Any, record: Any, name: str) -> Any:
@@ -100,7 +117,7 @@ def _call(builder: Any, address: Any, parameters: Sequence[ir.Type], arguments: 
     builder.call(builder.inttoptr(address, kind.as_pointer()), values)
 
 
-@intrinsic
+@instruction
 def quantise(
     _: Any, kernel: Any, x: Any, x_stride: Any, num_inner: Any, data: Any, first_row: Any, end_row: Any
 ) -> Any:
@@ -113,7 +130,7 @@ def quantise(
     return types.void(*[types.int64] * 7), emit
 
 
-@intrinsic
+@instruction
 def linear(
     _: Any,
     matrix: Any,
@@ -138,7 +155,7 @@ def linear(
     return types.void(*[types.int64] * 10), emit
 
 
-@intrinsic
+@instruction
 def embed(_: Any, matrix: Any, row: Any, out: Any) -> Any:
     """See above."""
 

@@ -27,13 +27,17 @@ class FloatTile:
         self.num_tokens = num_tokens
         self.vectors = [(p, v) for p in range(num_panels) for v in range(PANEL // e.tier.lanes)]
 
-    def totals(self, panels: list[Value], tokens: list[Value], num_steps: Value) -> list[list[Value]]:
-        """Sums per token, per vector of rows; num_steps pairs of k."""
+    def totals(
+        self, panels: list[Value], tokens: list[Value], num_steps: Value, ahead: Value | None
+    ) -> list[list[Value]]:
+        """Sums per token, per vector of rows; num_steps pairs of k. ahead: how far memory is asked for, if at all."""
         e, b, width = self.e, self.e.b, len(self.vectors)
         zeros = [e.constant(0.0, F32)] * (width * self.num_tokens)
 
         def step(index: Value, *state: Value) -> list[Value]:
             addresses, sums = state[: len(panels)], list(state[len(panels) :])
+            for address in addresses if ahead is not None else ():
+                e.prefetch(address, ahead, K_STEP * k_bytes(self.form))
             both = [self._weights(addresses[p], v) for p, v in self.vectors]
             for k in range(K_STEP):
                 for t in range(self.num_tokens):

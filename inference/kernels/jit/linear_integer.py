@@ -27,7 +27,8 @@ def group_bytes(form: IntegerForm) -> int:
 class IntegerTile:
     """Emits out[r, n] for `num_panels` panels and `num_tokens` tokens of one block of activations.
 
-    totals() takes the panels' addresses, that of the first token's codes, what to add to it for its sums.
+    totals() takes the panels' addresses, that of the first token's codes, what to add to it for its sums, and how far
+    ahead memory is asked for, if at all.
     """
 
     def __init__(self, e: Emitter, form: IntegerForm, num_panels: int, num_tokens: int) -> None:
@@ -36,7 +37,9 @@ class IntegerTile:
         self.num_tokens = num_tokens
         self.vectors = [(p, v) for p in range(num_panels) for v in range(PANEL // e.tier.lanes)]
 
-    def totals(self, panels: list[Value], codes: Value, distance: Value, num_steps: Value) -> list[list[Value]]:
+    def totals(
+        self, panels: list[Value], codes: Value, distance: Value, num_steps: Value, ahead: Value | None = None
+    ) -> list[list[Value]]:
         """Float sums over all groups: per token, per vector of rows."""
         e = self.e
         count = len(self.vectors) * self.num_tokens
@@ -45,6 +48,8 @@ class IntegerTile:
         group_size = group_bytes(self.form)
 
         def step(_: Value, data: Value, *state: Value) -> list[Value]:
+            for address in state[: len(panels)] if ahead is not None else ():
+                e.prefetch(address, ahead, per_step * group_size)
             sums = list(state[len(panels) :])
             addresses = [data, *state[: len(panels)]]
             for part in range(per_step):

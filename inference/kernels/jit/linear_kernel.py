@@ -9,7 +9,7 @@ from llvmlite import ir
 
 from inference.kernels.jit.cpu import Tier
 from inference.kernels.jit.ir import F32, I1, I32, I64, PTR, VOID, Emitter, Value
-from inference.kernels.jit.linear_float import FloatTile
+from inference.kernels.jit.linear_float import K_STEP, FloatTile
 from inference.kernels.jit.linear_integer import PANEL, IntegerTile
 from inference.kernels.jit.linear_rows import BLOCK, CODE_BYTES, SCALES_BYTES, STEP, STEP_BYTES, SUM_BYTES
 from inference.kernels.quantized import FloatForm, Form
@@ -20,23 +20,29 @@ TILE_PARAMETERS: tuple[ir.Type, ...] = (PTR, I64, I64, PTR, I64, PTR, I64, I64)
 
 
 class Product:
-    """Emits the function `name` of a form into a module."""
+    """Emits the function `name` of a form into a module.
+
+    A tile is a function of its own for so many panels and tokens. What the first tokens read of the weights comes from
+    memory: their tiles ask for the next panels meanwhile, later ones find them in the cache. One token alone takes the
+    panels one by one: hardware follows one stream better than three, and there is nothing to share.
+    """
 
     def __init__(self, module: ir.Module, tier: Tier, form: Form, name: str) -> None:
         self.module = module
         self.tier = tier
         self.form = form
-        self.is_float = isinstance(form, FloatForm)
-        self.tokens_per_tile = BLOCK if tier.num_registers >= 32 else 2
-        self.panels_per_tile = 2 if tier.num_registers >= 32 else 1
-        self.tiles = {
-            (panels, tokens): self._tile(f"{name}_{panels}x{tokens}", panels, tokens)
-            for panels in {1, self.panels_per_tile}
-            for tokens in range(1, self.tokens_per_tile + 1)
-        }
-        self._walk(name)
+        self.name = name
+        self.tokens_per_tile, self.panels_per_tile = (BLOCK, 3) if tier.num_registers >= 32 else (2, 1)
+        self.tiles: dict[tuple[int, int, bool], ir.Function] = {}
+        self._walk()
 
-    def _tile(self, name: str, num_panels: int, num_tokens: int) -> ir.Function:
+    def _tile(self, num_panels: int, num_tokens: int, *, is_first: bool) -> ir.Function:
+        key = num_panels, num_tokens, is_first
+        if key not in self.tiles:
+            self.tiles[key] = self._emit_tile(f"{self.name}_{num_panels}x{num_tokens}{'_first' * is_first}", *key)
+        return self.tiles[key]
+
+    def _emit_tile(self, name: str, num_panels: int, num_tokens: int, is_first: bool) -> ir.Function:
         """void (panels, panel_bytes, K, tokens, token_bytes, out, out_stride, number of rows of w from here on).
 
         tokens: the first row of x, token_bytes from the next; or the codes of the first token in a block of integers.
@@ -47,14 +53,15 @@ class Product:
         b = e.b
         data, panel_bytes, num_inner, tokens, token_bytes, out, out_stride, num_rows = e.arguments
         panels = [e.at(data, b.mul(panel_bytes, e.i64(p))) for p in range(num_panels)]
+        ahead = b.mul(panel_bytes, e.i64(num_panels)) if is_first else None
         if isinstance(self.form, FloatForm):
             rows = [e.at(tokens, b.mul(token_bytes, e.i64(t))) for t in range(num_tokens)]
             float_tile = FloatTile(e, self.form, num_panels, num_tokens)
-            totals = float_tile.totals(panels, rows, b.udiv(num_inner, e.i64(2)))
+            totals = float_tile.totals(panels, rows, b.udiv(num_inner, e.i64(K_STEP)), ahead)
         else:
             tile = IntegerTile(e, self.form, num_panels, num_tokens)
             num_steps = b.udiv(num_inner, e.i64(STEP))
-            totals = tile.totals(panels, tokens, token_bytes, num_steps)
+            totals = tile.totals(panels, tokens, token_bytes, num_steps, ahead)
             scales = e.at(e.at(tokens, token_bytes), b.mul(num_steps, e.i64(STEP_BYTES)))
             for t, sums in enumerate(totals):
                 scale = e.splat(e.load(scales, 4 * t, F32, align=4))
@@ -90,52 +97,68 @@ class Product:
             function = ir.Function(self.module, ir.FunctionType(VOID, kinds), name)
         b.call(function, [value, place, mask])
 
-    def _walk(self, name: str) -> None:
-        e = Emitter(self.module, self.tier, name, PARAMETERS, public=True)
-        _, _, _, _, _, _, _, _, _, _, _, first_panel, end_panel = e.arguments
-        if self.panels_per_tile == 1:
-            e.loop(first_panel, end_panel, 1, [], lambda panel: self._rows(e, panel, 1))
-        else:
-            count = e.i64(self.panels_per_tile)
-            whole = e.b.mul(e.b.sdiv(e.b.sub(end_panel, first_panel), count), count)
-            middle = e.b.add(first_panel, whole)
-            e.loop(first_panel, middle, self.panels_per_tile, [], lambda p: self._rows(e, p, self.panels_per_tile))
-            e.loop(middle, end_panel, 1, [], lambda panel: self._rows(e, panel, 1))
+    def _walk(self) -> None:
+        e = Emitter(self.module, self.tier, self.name, PARAMETERS, public=True)
+        b = e.b
+        _, _, _, _, _, _, _, first_row, end_row, _, _, first, end = e.arguments
+        with b.if_else(b.icmp_signed("==", b.sub(end_row, first_row), e.i64(1))) as (is_one, are_several):
+            with is_one:
+                e.loop(first, end, 1, [], lambda panel: self._call_tile(e, panel, 1, first_row, 1, is_first=True))
+            with are_several:
+                step = self.panels_per_tile
+                count = b.sub(end, first)
+                middle = b.add(first, b.sub(count, b.srem(count, e.i64(step))))
+                e.loop(first, middle, step, [], lambda panel: self._rows(e, panel, step))
+                if step > 1:
+                    e.loop(middle, end, 1, [], lambda panel: self._rows(e, panel, 1))
         e.finish()
 
     def _rows(self, e: Emitter, panel: Value, num_panels: int) -> list[Value]:
         """All tokens with some panels."""
         b, step = e.b, self.tokens_per_tile
-        data, panel_bytes, num_rows, num_inner, x, x_stride, rows, first, end, out, out_stride, _, _ = e.arguments
-        panels = e.at(data, b.mul(panel, panel_bytes))
-        column = b.mul(panel, e.i64(PANEL))
-        rest = b.sub(num_rows, column)
-        size = b.add(b.mul(b.udiv(num_inner, e.i64(STEP)), e.i64(STEP_BYTES)), e.i64(SCALES_BYTES))
+        _, _, _, _, _, _, _, first, end, _, _, _, _ = e.arguments
 
         def tile(row: Value) -> list[Value]:
-            if self.is_float:
-                tokens, distance = e.at(x, b.mul(b.mul(row, x_stride), e.i64(4))), b.mul(x_stride, e.i64(4))
-            else:
-                within = b.and_(row, e.i64(BLOCK - 1))
-                block = e.at(rows, b.mul(b.udiv(row, e.i64(BLOCK)), size))
-                tokens = e.at(block, b.mul(within, e.i64(CODE_BYTES)))
-                distance = b.mul(within, e.i64(SUM_BYTES - CODE_BYTES))
-            target = e.at(out, b.mul(b.add(b.mul(row, out_stride), column), e.i64(4)))
-            left = b.sub(end, row)
-            switch = b.switch(left, b.append_basic_block("full"))
-            full, done = switch.default, b.append_basic_block("next")
-            for count in range(1, step + 1):
-                block = full if count == step else b.append_basic_block(f"tokens{count}")
-                if count < step:
-                    switch.add_case(e.i64(count), block)
+            left, done = b.sub(end, row), b.append_basic_block("next")
+            full = b.append_basic_block("full")
+            switch = b.switch(left, full)
+            for count in range(1, step):
+                block = b.append_basic_block(f"tokens{count}")
+                switch.add_case(e.i64(count), block)
                 b.position_at_end(block)
-                arguments = [panels, panel_bytes, num_inner, tokens, distance, target, out_stride, rest]
-                b.call(self.tiles[num_panels, count], arguments)
+                self._call_tile(e, panel, num_panels, row, count, is_first=True)
                 b.branch(done)
+            b.position_at_end(full)
+            with b.if_else(b.icmp_signed("==", row, first)) as (is_first, is_later):
+                for place in (is_first, is_later):
+                    with place:
+                        self._call_tile(e, panel, num_panels, row, step, is_first=place is is_first)
+            b.branch(done)
             b.position_at_end(done)
             return []
 
         e.loop(first, end, step, [], tile)
+        return []
+
+    def _call_tile(
+        self, e: Emitter, panel: Value, num_panels: int, row: Value, num_tokens: int, *, is_first: bool
+    ) -> list[Value]:
+        b = e.b
+        data, panel_bytes, num_rows, num_inner, x, x_stride, rows, _, _, out, out_stride, _, _ = e.arguments
+        panels = e.at(data, b.mul(panel, panel_bytes))
+        column = b.mul(panel, e.i64(PANEL))
+        if isinstance(self.form, FloatForm):
+            tokens, distance = e.at(x, b.mul(b.mul(row, x_stride), e.i64(4))), b.mul(x_stride, e.i64(4))
+        else:
+            size = b.add(b.mul(b.udiv(num_inner, e.i64(STEP)), e.i64(STEP_BYTES)), e.i64(SCALES_BYTES))
+            within = b.and_(row, e.i64(BLOCK - 1))
+            block = e.at(rows, b.mul(b.udiv(row, e.i64(BLOCK)), size))
+            tokens = e.at(block, b.mul(within, e.i64(CODE_BYTES)))
+            distance = b.mul(within, e.i64(SUM_BYTES - CODE_BYTES))
+        target = e.at(out, b.mul(b.add(b.mul(row, out_stride), column), e.i64(4)))
+        function = self._tile(num_panels, num_tokens, is_first=is_first)
+        rest = b.sub(num_rows, column)
+        b.call(function, [panels, panel_bytes, num_inner, tokens, distance, target, out_stride, rest])
         return []
 
 

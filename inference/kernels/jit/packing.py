@@ -56,6 +56,11 @@ def panel_bytes(form: Form, num_inner: int) -> int:
     return num_inner // form.group * group_bytes(form)
 
 
+def packed_bytes(matrix: WeightMatrix) -> int:
+    """Bytes that the matrix takes, packed by itself."""
+    return -(-matrix.num_rows // PANEL) * panel_bytes(matrix.form, matrix.num_inner)
+
+
 def pack(parts: Sequence[WeightMatrix], kernels: LinearKernels) -> PackedMatrix:
     """The rows of all parts, one below the other; the parts are of one form and one K.
 
