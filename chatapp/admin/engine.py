@@ -1,16 +1,21 @@
-"""The page about the engine: which model runs, how the block pool is filled, what the prefix cache has saved."""
+"""The page about the engine: which models are there and loaded, how a block pool is filled, what its cache has saved."""
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
-from django.contrib import admin
+from django.contrib import admin, messages
 from django.http import HttpRequest, HttpResponse
+from django.shortcuts import redirect
 from django.template.response import TemplateResponse
 from django.utils.translation import gettext as _
+from django.views.decorators.http import require_POST
 
-from chatapp import llm
+from chatapp import llm, model_catalogue
+from chatapp.errors import ChatError
+from chatapp.model_catalogue import InstalledModel
 
 
 @dataclass(frozen=True, slots=True)
@@ -23,9 +28,33 @@ class Share:
     percent: str
 
 
+@dataclass(frozen=True, slots=True)
+class ModelRow:
+    """An installed model as the page shows it."""
+
+    model: InstalledModel
+    status: llm.EngineStatus
+    label: str
+    is_shown: bool  # its numbers are on the page
+
+    @property
+    def can_load(self) -> bool:
+        states = (llm.EngineState.UNLOADED, llm.EngineState.FAILED)
+        return self.model.can_run and self.status.state in states
+
+    @property
+    def can_unload(self) -> bool:
+        return self.status.state is llm.EngineState.READY
+
+    @property
+    def loaded_percent(self) -> str:
+        return f"{100 * self.status.progress:.0f}"
+
+
 def engine_page(request: HttpRequest) -> HttpResponse:
-    """For staff: the admin site wraps it. Cheap: a snapshot of counters, no query."""
-    status = llm.status()
+    """For staff: the admin site wraps it. Cheap: snapshots of counters and a look at the models folder, no query."""
+    shown = request.GET.get("model") or llm.default_model()
+    status = llm.status(shown)
     return TemplateResponse(
         request,
         "admin/engine.html",
@@ -35,14 +64,49 @@ def engine_page(request: HttpRequest) -> HttpResponse:
             "status": status,
             "state_label": _state_label(status.state),
             "loaded_percent": f"{100 * status.progress:.0f}",
+            "shown": shown,
+            "rows": [_row(model, shown) for model in model_catalogue.installed()],
+            "memory": _memory(),
             **(_numbers(status.stats) if status.stats else {}),
         },
     )
 
 
+@require_POST
+def model_load(request: HttpRequest) -> HttpResponse:
+    """Have a model loaded; the page shows how far it is."""
+    return _ask(request, llm.load)
+
+
+@require_POST
+def model_unload(request: HttpRequest) -> HttpResponse:
+    """Give a model's memory back, unless replies need it."""
+    return _ask(request, llm.unload)
+
+
+def _ask(request: HttpRequest, action: Callable[[str], None]) -> HttpResponse:
+    try:
+        action(model_catalogue.get(request.POST.get("model", "")).name)
+    except ChatError as error:
+        messages.error(request, error.message)
+    return redirect("admin:engine")
+
+
+def _row(model: InstalledModel, shown: str) -> ModelRow:
+    status = llm.status(model.name)
+    label = _state_label(status.state) if model.can_run else _("Cannot run")
+    return ModelRow(model, status, label, is_shown=model.name == shown)
+
+
+def _memory() -> dict[str, Any]:
+    used, most = llm.memory()
+    return {"used": used, "max": most, "percent": f"{100 * used / most:.2f}" if most else "0"}
+
+
 def _state_label(state: llm.EngineState) -> str:
     return {
         llm.EngineState.OFF: _("Not started"),
+        llm.EngineState.UNLOADED: _("Not loaded"),
         llm.EngineState.LOADING: _("Loading"),
         llm.EngineState.READY: _("Ready"),
         llm.EngineState.FAILED: _("Failed"),

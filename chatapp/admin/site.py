@@ -12,7 +12,7 @@ from django.http import HttpRequest, HttpResponse
 from django.urls import URLPattern, path, reverse
 from unfold.sites import UnfoldAdminSite
 
-from chatapp.admin.engine import engine_page
+from chatapp.admin.engine import engine_page, model_load, model_unload
 
 
 class AdminSite(UnfoldAdminSite):  # type: ignore[misc]  # unfold is untyped
@@ -28,4 +28,8 @@ class AdminSite(UnfoldAdminSite):  # type: ignore[misc]  # unfold is untyped
 
     def extra_urls(self) -> list[URLPattern]:
         """Unfold's hook for pages of our own."""
-        return [path("engine/", self.admin_view(engine_page), name="engine")]
+        return [
+            path("engine/", self.admin_view(engine_page), name="engine"),
+            path("engine/load/", self.admin_view(model_load), name="engine_load"),
+            path("engine/unload/", self.admin_view(model_unload), name="engine_unload"),
+        ]

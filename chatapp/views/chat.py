@@ -15,7 +15,7 @@ from django.urls import reverse
 from django.utils.translation import gettext as _
 from django.views.decorators.http import require_safe
 
-from chatapp import llm, selectors, wire
+from chatapp import llm, model_catalogue, selectors, wire
 from chatapp.errors import Invalid
 from chatapp.markdown import render_many
 from chatapp.models import Conversation, Generation, Message, MessageStatus, Role, User
@@ -51,6 +51,26 @@ class Window:
 
     items: list[Item]
     older: uuid.UUID | None
+
+
+@dataclass(frozen=True, slots=True)
+class ModelChoice:
+    """The models that can be chosen, and the one that answers; is_missing: it cannot, or is no longer installed."""
+
+    names: tuple[str, ...]
+    current: str
+    is_missing: bool
+
+    @property
+    def is_offered(self) -> bool:
+        return len(self.names) > 1 or (self.is_missing and bool(self.names))
+
+    @property
+    def note(self) -> str:
+        """What is to be said before anything can be sent; "" when it can."""
+        if not self.is_missing or not self.is_offered:
+            return ""
+        return _("The model %(name)s is not installed any more. Choose another one to go on.") % {"name": self.current}
 
 
 @require_safe
@@ -129,7 +149,8 @@ def _revision(message: Message, generation: Generation | None, entry: selectors.
 
 def _page(request: HttpRequest, conversation: Conversation | None, window: Window) -> HttpResponse:
     user = person(request)
-    engine_state = engine.describe(llm.status())
+    choice = models_for(conversation)
+    engine_state = engine.describe(llm.status(choice.current), choice.current, engine.notes_of(choice.current))
     blank = Item(NO_ID, Role.USER, MessageStatus.DONE, "", False, (), "")
     found = listing(user)
     context = {
@@ -139,9 +160,11 @@ def _page(request: HttpRequest, conversation: Conversation | None, window: Windo
         "groups": found.groups,
         "next_page": found.next_cursor,
         "engine": engine_state,
+        "models": choice,
+        "presets": selectors.public_presets() if conversation is None else [],
         "starters": _starters(),
         "theme": user.preferences.get("theme", "system"),
-        "page": _data(request, conversation, window, engine_state),
+        "page": _data(request, conversation, window, engine_state, choice),
         "blank_user": blank,
         "blank_assistant": Item(NO_ID, Role.ASSISTANT, MessageStatus.QUEUED, "", False, (), ""),
         "blank_row": Row(NO_ID, "", False, False),
@@ -150,7 +173,11 @@ def _page(request: HttpRequest, conversation: Conversation | None, window: Windo
 
 
 def _data(
-    request: HttpRequest, conversation: Conversation | None, window: Window, engine_state: dict[str, Any]
+    request: HttpRequest,
+    conversation: Conversation | None,
+    window: Window,
+    engine_state: dict[str, Any],
+    choice: ModelChoice,
 ) -> dict[str, Any]:
     """What the scripts of the page need to know."""
     user = person(request)
@@ -160,6 +187,8 @@ def _data(
             ("conversation", "conversation"),
             ("window", "message_window"),
             ("branch", "conversation_branch"),
+            ("model", "conversation_model"),
+            ("cold", "conversation_cold"),
             ("rename", "conversation_rename"),
             ("pin", "conversation_pin"),
             ("delete", "conversation_delete"),
@@ -183,8 +212,17 @@ def _data(
         },
         "limits": {"frameBytes": wire.MAX_FRAME_BYTES, "messageChars": wire.MAX_MESSAGE_CHARS},
         "engine": engine_state,
+        "model": choice.current,
         "hasShortcuts": user.preferences.get("shortcuts", True),
     }
+
+
+def models_for(conversation: Conversation | None) -> ModelChoice:
+    """What can answer in a conversation, or in a new one."""
+    names = tuple(model.name for model in model_catalogue.installed() if model.can_run)
+    current = conversation.model_name if conversation is not None else ""
+    current = current or llm.default_model() or model_catalogue.default().name
+    return ModelChoice(names, current, is_missing=current not in names)
 
 
 def _starters() -> list[tuple[str, str, str]]:

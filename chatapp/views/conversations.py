@@ -12,12 +12,13 @@ from django.shortcuts import render
 from django.utils.translation import gettext as _
 from django.views.decorators.http import require_POST, require_safe
 
-from chatapp import hints
+from chatapp import hints, model_catalogue, selectors
 from chatapp.errors import Invalid
 from chatapp.forms import BranchForm, PinForm
 from chatapp.services import conversations
+from chatapp.turn import switch
 from chatapp.views.access import person, person_required
-from chatapp.views.chat import window_answer
+from chatapp.views.chat import models_for, window_answer
 from chatapp.views.sidebar import listing
 
 
@@ -64,6 +65,32 @@ def branch(request: HttpRequest, conversation_id: uuid.UUID) -> HttpResponse:
     )
     hints.conversation_changed(person(request).pk, conversation_id)
     return window_answer(person(request), conversation_id)
+
+
+@require_POST
+@person_required
+def model(request: HttpRequest, conversation_id: uuid.UUID) -> HttpResponse:
+    """Another model from the next turn on. Answers with what that turn will read anew; refuses a model that cannot."""
+    user = person(request)
+    conversation = selectors.conversation_get(user, conversation_id)
+    chosen = model_catalogue.get(request.POST.get("model", ""))
+    if not chosen.can_run:
+        raise Invalid(chosen.problem)
+    conversation.model_name = chosen.name
+    sentence = switch.announce(user, conversation)
+    conversations.conversation_set_model(user=user, conversation_id=conversation_id, model=chosen.name)
+    hints.conversation_changed(user.pk, conversation_id)
+    return JsonResponse({"model": chosen.name, "cold": sentence})
+
+
+@require_safe
+@person_required
+def cold(request: HttpRequest, conversation_id: uuid.UUID) -> HttpResponse:
+    """Which model answers next, and what it will have to read anew; asked for when that may have changed."""
+    conversation = selectors.conversation_get(person(request), conversation_id)
+    choice = models_for(conversation)
+    sentence = choice.note if choice.is_missing else switch.announce(person(request), conversation)
+    return JsonResponse({"model": choice.current, "cold": sentence})
 
 
 @require_POST

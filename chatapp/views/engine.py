@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+from contextlib import suppress
 from typing import Any
 
 from django.conf import settings
@@ -10,22 +12,32 @@ from django.utils.formats import number_format
 from django.utils.translation import gettext as _
 from django.views.decorators.http import require_safe
 
-from chatapp import llm
+from chatapp import llm, model_catalogue
+from chatapp.errors import NotFound
 from chatapp.views.access import person_required
 
 
 @require_safe
 @person_required
 def show(request: HttpRequest) -> JsonResponse:
-    """Asked again and again by a page while the model is being loaded."""
-    return JsonResponse(describe(llm.status()))
+    """`model`, or the default one. Asked again and again by a page while it is being loaded."""
+    name = request.GET.get("model", "")[:200]
+    return JsonResponse(describe(llm.status(name), name, notes_of(name)))
 
 
-def describe(status: llm.EngineStatus) -> dict[str, Any]:
+def notes_of(model: str) -> tuple[str, ...]:
+    """What a person should know who chooses this model; nothing about one that is not there."""
+    with suppress(NotFound):
+        return (model_catalogue.get(model) if model else model_catalogue.default()).facts.notes
+    return ()
+
+
+def describe(status: llm.EngineStatus, name: str = "", notes: Sequence[str] = ()) -> dict[str, Any]:
     """What the chip and its card show; sentences are in the person's language."""
-    name = settings.RECOLLECT_MODEL.name.removesuffix(".gguf")  # what the operator calls it; the file's own name is odd
+    name = name or settings.RECOLLECT_MODEL.name.removesuffix(".gguf")  # as the operator calls it; the file's is odd
     label = {
         llm.EngineState.READY: name,
+        llm.EngineState.UNLOADED: name,
         llm.EngineState.LOADING: _("Loading model, %(share)s %%") % {"share": round(100 * status.progress)},
         llm.EngineState.FAILED: _("Model failed to load"),
     }.get(status.state, _("No model"))
@@ -36,6 +48,7 @@ def describe(status: llm.EngineStatus) -> dict[str, Any]:
         "message": status.message,
         "command": _command(status),
         "facts": _facts(status),
+        "notes": notes,
     }
 
 

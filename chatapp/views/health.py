@@ -22,6 +22,6 @@ def ready(request: HttpRequest) -> JsonResponse:
     """200 when database and model can serve a send, else 503; says which of the two is not ready."""
     is_storage_ok = checks.storage_ok()
     engine = llm.status().state
-    is_ready = is_storage_ok and engine is llm.EngineState.READY
+    is_ready = is_storage_ok and llm.takes_turns()
     answer = {"ready": is_ready, "database": "ok" if is_storage_ok else "unavailable", "engine": engine.value}
     return JsonResponse(answer, status=200 if is_ready else 503)

@@ -1,5 +1,6 @@
 /* Puts the chat page together: one socket, one conversation, and who is told of what. */
 
+import { Choice } from "./choice.js";
 import { confirmOn, copy } from "./clipboard.js";
 import { Composer } from "./composer.js";
 import { Conversation } from "./conversation.js";
@@ -28,7 +29,16 @@ const store = new Store(page.person, () => notify(gettext("This browser does not
 const requests = new Requests(page.csrf, loggedOut);
 const follower = new Follower(byId("scroller"), byId("to-latest"));
 const transcript = new Transcript(byId("transcript"));
-const model = new Model(byId("model-chip"), byId("model-card"), page.engine, () => requests.json(urls.engine), () => conversation.modelChanged());
+const choice = new Choice({
+  page, urls, requests,
+  conversation: () => conversation,
+  onModel: () => model.refresh(),
+});
+const model = new Model(
+  byId("model-chip"), byId("model-card"), page.engine,
+  () => requests.json(`${urls.engine}?${new URLSearchParams({ model: choice.model })}`),
+  () => conversation.modelChanged(),
+);
 const composer = new Composer(byId("composer"), store, page.limits.messageChars, {
   onSend: (text) => conversation.send(text),
   onStop: () => conversation.stop(),
@@ -47,7 +57,7 @@ const socket = new Socket(urls.socket, page.limits.frameBytes, {
   onLoggedOut: checkSession,
 });
 const conversation = new Conversation({
-  page, urls, socket, store, requests, transcript, follower, composer, sidebar, model,
+  page, urls, socket, store, requests, transcript, follower, composer, sidebar, model, choice,
   pending: new Pending(byId("outbox")),
   onEditRefused: (id, text) => {
     const article = transcript.get(id);

@@ -30,7 +30,7 @@ export class Composer {
     this.stopButton.addEventListener("click", () => handlers.onStop());
     addEventListener("pagehide", () => this.#save());
     form.addEventListener("click", (event) => {
-      if (!event.target.closest("button")) this.field.focus();
+      if (!event.target.closest("button, .choice")) this.field.focus();
     });
     this.field.setAttribute("enterkeyhint", matchMedia("(pointer: coarse)").matches ? "enter" : "send");
   }

@@ -22,8 +22,8 @@ export class Conversation {
   #awaitsSnapshot = false;
   #rereading = null;
 
-  constructor({ page, urls, socket, store, requests, transcript, pending, follower, composer, sidebar, model, onEditRefused }) {
-    Object.assign(this, { onEditRefused, urls, socket, store, requests, transcript, pending, follower, composer, sidebar, model });
+  constructor({ page, urls, socket, store, requests, transcript, pending, follower, composer, sidebar, model, choice, onEditRefused }) {
+    Object.assign(this, { choice, onEditRefused, urls, socket, store, requests, transcript, pending, follower, composer, sidebar, model });
     this.entries = store.get("outbox", []);
     this.edits = new Edits(store);
     this.older = page.older;
@@ -45,7 +45,8 @@ export class Conversation {
   send(text) {
     const clientId = newId();
     const isNew = !this.isStored && outbox.of(this.entries, this.id).length === 0;
-    const entries = outbox.add(this.entries, { clientId, conversation: this.id, text, isNew });
+    const chosen = isNew ? this.choice.forNew : {};
+    const entries = outbox.add(this.entries, { clientId, conversation: this.id, text, isNew, ...chosen });
     if (!this.socket.fits(outbox.frameOf(outbox.find(entries, clientId)))) {
       notify(gettext("The message is too large to be sent in one piece."));
       return false;
@@ -129,6 +130,7 @@ export class Conversation {
     this.#keep(outbox.allWaiting(this.entries));
     this.edits.waitAll();
     if (this.isStored) {
+      this.choice.sync();
       this.#watch();
       // Answers come in order: a pong without a snapshot before it says that no turn is running there.
       this.#awaitsSnapshot = true;
@@ -179,6 +181,7 @@ export class Conversation {
     if (entry) this.#keep(outbox.remove(this.entries, frame.client_id));
     if (frame.conversation !== this.id) return this.sidebar.touch(frame.conversation);
     this.#newsAt = performance.now();
+    this.choice.clear();
     if (!this.isStored) this.#becomeStored();
     this.#setTitle(frame.title);
     this.sidebar.touch(this.id);
@@ -224,7 +227,9 @@ export class Conversation {
       return;
     }
     if (frame.title) this.#setTitle(frame.title);
-    if (this.isStored && performance.now() - this.#newsAt > OWN_HINT_MS) this.#reread();
+    if (!this.isStored || performance.now() - this.#newsAt <= OWN_HINT_MS) return;
+    this.#reread();
+    this.choice.sync();
   }
 
   async #refused(frame) {
@@ -263,8 +268,7 @@ export class Conversation {
   // --- the outbox
 
   #flush() {
-    const canSend = this.socket.isOpen && this.model.state.state !== "loading";
-    if (!canSend) return this.#drawOutbox();
+    if (!this.socket.isOpen) return this.#drawOutbox();
     for (const frame of this.edits.take(this.id)) this.socket.send(frame);
     for (const conversation of new Set(this.entries.map((entry) => entry.conversation))) {
       const isRunning = conversation === this.id && this.isRunning;
@@ -292,7 +296,6 @@ export class Conversation {
 
   #whyWaiting() {
     if (!this.socket.isOpen) return gettext("Will be sent when the connection is back");
-    if (this.model.state.state === "loading") return this.model.state.label;
     return this.isRunning ? gettext("Will be sent when the reply has ended") : gettext("Will be sent in its turn");
   }
 
@@ -331,6 +334,7 @@ export class Conversation {
 
   #ended(article, turn) {
     this.#turns.delete(turn.message);
+    this.model.refresh();
     if (turn.status === "failed") alarm(turn.error || gettext("The reply failed."));
     else announce(fill(gettext("Reply complete, %(length)s"), { length: lengthText(message.plainText(article)) }));
     queueMicrotask(() => this.#flush());
@@ -383,6 +387,7 @@ export class Conversation {
     this.composer.renameDraft(this.id);
     document.getElementById("main").classList.remove("is-empty");
     document.getElementById("title").hidden = false;
+    this.choice.settle();
     this.sidebar.setCurrent(this.id);
   }
 

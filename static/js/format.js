@@ -33,6 +33,16 @@ export function statsLine(stats) {
   return [prompt, ...rest].join(" · ");
 }
 
+/** Who answered, and what a change of model has cost. */
+function modelFacts(stats) {
+  const causes = { model_changed: gettext("another model answered before") };
+  return [
+    [gettext("Model"), stats.model],
+    [gettext("Replies encoded again"), stats.reencoded > 0 ? number(stats.reencoded) : ""],
+    [gettext("Read anew because"), causes[stats.cause] ?? ""],
+  ].filter(([, value]) => value);
+}
+
 /** [name, value] rows of the card behind that line. */
 export function statsFacts(stats) {
   const reasons = {
@@ -50,11 +60,16 @@ export function statsFacts(stats) {
     [gettext("Time to first token"), seconds(stats.ttft_ms)],
     [gettext("Writing speed"), speed(stats.decode_tok_s) || "–"],
     [gettext("Ended by"), reasons[stats.finish_reason] ?? stats.finish_reason],
+    ...modelFacts(stats),
   ];
 }
 
 /** What a running turn is doing, as it says itself. */
 export function stageText({ stage, position, done, total, problem }) {
+  if (stage === "loading") {
+    if (!total) return gettext("Waiting for the model");
+    return fill(gettext("Loading the model, %(share)s %%").replace("%%", "%"), { share: number(Math.floor((100 * done) / total)) });
+  }
   if (stage === "queued") {
     return position > 0 ? fill(gettext("Queued, #%(n)s"), { n: number(position) }) : gettext("Starting");
   }

@@ -85,7 +85,7 @@ function showStage(article, turn) {
   article.setAttribute("aria-busy", "true");
   article.querySelector(".stage-text").textContent = stageText(turn);
   const progress = article.querySelector(".stage progress");
-  progress.hidden = turn.stage !== "reading" || !turn.total;
+  progress.hidden = !["loading", "reading"].includes(turn.stage) || !turn.total;
   if (!progress.hidden) progress.value = turn.done / turn.total;
   article.querySelector(".outcome").hidden = true;
 }

@@ -31,6 +31,16 @@ export class Model {
     this.onChange(this.state);
   }
 
+  #showNotes(notes) {
+    const list = this.card.querySelector(".model-notes");
+    list.hidden = notes.length === 0;
+    list.replaceChildren(...notes.map((note) => {
+      const item = document.createElement("li");
+      item.textContent = note;
+      return item;
+    }));
+  }
+
   #show(state) {
     this.state = state;
     this.chip.dataset.state = state.state;
@@ -42,6 +52,7 @@ export class Model {
     command.textContent = state.command;
     command.hidden = !state.command;
     facts(this.card.querySelector(".facts"), state.facts);
+    this.#showNotes(state.notes);
     if (state.state === "loading") this.timer = setTimeout(() => this.refresh(), ASK_AGAIN_MS);
   }
 }

@@ -3,8 +3,8 @@
    An entry keeps its client_id and, once it went out, its parent: sent again it is the same send, and stored once.
    state: "waiting" (for the socket, the model, or the end of a reply), "sent", "refused" (with `error`). */
 
-export function add(entries, { clientId, conversation, text, isNew }) {
-  return [...entries, { clientId, conversation, text, isNew, parent: null, hasGoneOut: false, state: "waiting", error: "" }];
+export function add(entries, { clientId, conversation, text, isNew, model = null, preset = null }) {
+  return [...entries, { clientId, conversation, text, isNew, model, preset, parent: null, hasGoneOut: false, state: "waiting", error: "" }];
 }
 
 export const remove = (entries, clientId) => entries.filter((entry) => entry.clientId !== clientId);
@@ -39,7 +39,7 @@ export function next(entries, conversation, isRunning) {
 export function frameOf(entry) {
   return {
     type: "turn.send", conversation: entry.conversation, client_id: entry.clientId, text: entry.text,
-    parent: entry.parent, is_new: entry.isNew,
+    parent: entry.parent, is_new: entry.isNew, model: entry.model ?? null, preset: entry.preset ?? null,
   };
 }
 

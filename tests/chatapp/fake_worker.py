@@ -114,6 +114,7 @@ class FakeWorker:
         self.models: list[str] = []  # that the requests were for
         self.purged: list[str] = []
         self.num_cached = 0  # of any prompt
+        self.opened_of: dict[str, Any] = {}  # by model, where it is not `opened`
         self._listeners: dict[str, Callable[[Event], None]] = {}
         self._written: dict[str, list[int]] = {}
         self.opened = SimpleNamespace(
@@ -138,7 +139,7 @@ class FakeWorker:
         self.model_state = "unloaded"
 
     def open(self, name: str) -> Any:
-        return self.opened
+        return self.opened_of.get(name, self.opened)
 
     def model(self, name: str) -> ModelStatus:
         is_there = self.model_state == "ready"

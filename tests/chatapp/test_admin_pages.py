@@ -210,7 +210,7 @@ def test_engine_page_shows_pool_ratios_and_queue(staff: Client, monkeypatch: pyt
         num_computed=350,
     )
     status = llm.EngineStatus(llm.EngineState.READY, 1.0, "", _model(), stats)
-    monkeypatch.setattr(llm, "status", lambda: status)
+    monkeypatch.setattr(llm, "status", lambda *_name: status)
     page = staff.get(reverse("admin:engine")).content.decode()
     for shown in ("65.0\xa0%", "75.0\xa0%", "5 / 32", "Tiny&lt;1&gt;", "width: 25.00%", "width: 50.00%", "numpy"):
         assert shown in page
@@ -221,7 +221,7 @@ def test_engine_page_before_the_first_request_divides_by_nothing(
     staff: Client, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     status = llm.EngineStatus(llm.EngineState.LOADING, 0.4, "The model is being loaded.", None, llm.EngineStats())
-    monkeypatch.setattr(llm, "status", lambda: status)
+    monkeypatch.setattr(llm, "status", lambda *_name: status)
     page = staff.get(reverse("admin:engine")).content.decode()
     assert 'value="40"' in page
 

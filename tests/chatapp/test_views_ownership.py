@@ -13,6 +13,7 @@ from chatapp.models import Conversation, Message, User
 from chatapp.services.turns import TurnRows
 from chatapp.urls import urlpatterns
 from tests.chatapp.rows import turn
+from tests.conftest import DEFAULT_MODEL
 
 LOGIN = "to log in"
 OK, MOVED, NOT_FOUND, UNAVAILABLE = 200, 302, 404, 503
@@ -35,6 +36,9 @@ MATRIX = {
     "conversation": Row(OK, NOT_FOUND, LOGIN),
     "message_window": Row(OK, NOT_FOUND, LOGIN),
     "message_text": Row(OK, NOT_FOUND, LOGIN),
+    # no engine runs beside the tests, and the conversation was another model's
+    "conversation_model": Row(UNAVAILABLE, NOT_FOUND, LOGIN, "post", lambda rows: {"model": DEFAULT_MODEL.stem}),
+    "conversation_cold": Row(UNAVAILABLE, NOT_FOUND, LOGIN),
     "conversation_branch": Row(OK, NOT_FOUND, LOGIN, "post", lambda rows: {"message": str(rows.assistant_message.id)}),
     "conversation_rename": Row(OK, NOT_FOUND, LOGIN, "post", lambda rows: {"title": "Another"}),
     "conversation_pin": Row(OK, NOT_FOUND, LOGIN, "post", lambda rows: {"is_pinned": "on"}),
