@@ -2,7 +2,8 @@
 
 core      {"peer": "recollect", "model": ..., "threads": ..., "kernel_tier": ..., "blas_core": ...,
            "contexts": {"512": {"prefill_tok_s": .., "decode_tok_s": .., "warm_ttft_ms": ..}, ..},
-           "parallel": {"sequences": 4, "decode_tok_s": ..}}
+           "parallel": {"sequences": 4, "decode_tok_s": ..},
+           "beside": {"longest_gap_ms": .., "prefill_tok_s": ..}}
 roofline  the same, and {"read_gb_s": .., "multiply_gflop_s": .., "shares": {"512": {"decode_bandwidth": ..,
           "prefill_multiply": ..}, ..}}: what this machine can do, and what share of it the engine reaches
 start     {"first_s": .., "cached_s": ..}: process start to first token, without and with compiled kernels on disk
@@ -11,6 +12,7 @@ prefill_tok_s   prompt tokens computed per second until the first token, cold
 decode_tok_s    tokens per second after the first one, of 64 right after that prompt (greedy, nothing stops them)
 warm_ttft_ms    time to the first token when the same prompt comes again with two words more
 parallel        four short sequences at once, tokens of all together per second
+beside          one reply is written while the longest prompt is read: the longest wait between two of its tokens
 """
 
 from __future__ import annotations

@@ -79,7 +79,7 @@ def measure_core(engine: LLMEngine, contexts: Sequence[int]) -> dict[str, Any]:
     """Prefill, decode and a warm start for each context, in words, then four sequences at once. Prints as it goes.
 
     {"contexts": {"512": {"prefill_tok_s": .., "decode_tok_s": .., "warm_ttft_ms": ..}, ..},
-     "parallel": {"sequences": 4, "decode_tok_s": ..}}
+     "parallel": {"sequences": 4, "decode_tok_s": ..}, "beside": {"longest_gap_ms": .., "prefill_tok_s": ..}}
     """
     complete(engine, [prompt_text(64, seed=7)], 4)  # touch the weights and the scratch memory once
     engine.clear_cache()
@@ -101,4 +101,31 @@ def measure_core(engine: LLMEngine, contexts: Sequence[int]) -> dict[str, Any]:
     seconds = time.perf_counter() - started_at
     parallel = {"sequences": NUM_PARALLEL, "decode_tok_s": NUM_PARALLEL * NUM_DECODED / seconds}
     print("parallel", round(parallel["decode_tok_s"], 1), flush=True)
-    return {"contexts": rows, "parallel": parallel}
+    beside = measure_beside(engine, max(contexts))
+    print("beside", {key: round(value, 1) for key, value in beside.items()}, flush=True)
+    return {"contexts": rows, "parallel": parallel, "beside": beside}
+
+
+def measure_beside(engine: LLMEngine, num_words: int) -> dict[str, float]:
+    """One reply is written while another conversation's prompt of num_words is read."""
+    greedy = SamplingParams(temperature=0, max_tokens=engine.max_model_len)
+    short_ids, long_ids = (
+        np.array(engine.tokenizer.encode(prompt_text(size, seed=3 + size)), np.int32) for size in (16, num_words)
+    )
+    engine.add_request(Request("writing", short_ids, greedy))
+    while not any(isinstance(event, TokenEvent) for event in engine.step()):
+        pass
+    engine.add_request(Request("reading", long_ids, SamplingParams(temperature=0, max_tokens=1)))
+    started_at = last_at = time.perf_counter()
+    gaps, is_reading = [], True
+    while is_reading:
+        events = engine.step()
+        now = time.perf_counter()
+        if any(event.request_id == "writing" and isinstance(event, TokenEvent) for event in events):
+            gaps.append(now - last_at)
+            last_at = now
+        is_reading = not any(event.request_id == "reading" and isinstance(event, FinishedEvent) for event in events)
+    seconds = time.perf_counter() - started_at
+    engine.cancel_all()
+    engine.step()
+    return {"longest_gap_ms": max(gaps) * 1e3, "prefill_tok_s": len(long_ids) / seconds}

@@ -10,12 +10,11 @@ from __future__ import annotations
 import math
 
 ALONE_S = 0.5  # aim for a step in which nobody decodes; 0.3 reads prompts 15 % slower
-# Aim for a step in which somebody does. A step costs as much as 130 tokens before it has read one (90 ms), so halving
-# this would read prompts at half the speed and give the others hardly more.
-BESIDE_S = 0.15
-MIN_TOKENS = 64  # fewer take about as long
-FIXED_TOKENS = 64  # what a step costs besides, in tokens; rather too low
-FIRST_TOKENS = 256  # before anything has been measured
+BESIDE_S = 0.1  # aim for a step in which somebody does: words of a reply come at most 0.15 s apart, chance included
+ALONE_MIN = 64  # fewer take about as long
+BESIDE_MIN = 16  # fewer save no time any more
+FIXED_TOKENS = 16  # what a step costs besides, in tokens; rather too low: else short steps would swing
+FIRST_TOKENS = 256  # before anything has been measured, alone
 
 
 class PrefillPace:
@@ -24,7 +23,7 @@ class PrefillPace:
     def __init__(self, max_tokens: int) -> None:
         self._max_tokens = max_tokens
         self._alone = min(FIRST_TOKENS, max_tokens)
-        self._beside = min(FIRST_TOKENS // 2, max_tokens)
+        self._beside = min(ALONE_MIN, max_tokens)
 
     def num_tokens(self, *, is_beside: bool) -> int:
         """Prompt tokens for the step to come. is_beside: other sequences decode in it."""
@@ -33,18 +32,18 @@ class PrefillPace:
     def record(self, num_tokens: int, seconds: float, *, is_beside: bool) -> None:
         """Takes the duration of a step that has read num_tokens (above 0) of prompts."""
         if is_beside:
-            self._beside = self._next(self._beside, num_tokens, seconds, BESIDE_S)
+            self._beside = self._next(self._beside, num_tokens, seconds, BESIDE_S, BESIDE_MIN)
         else:
-            self._alone = self._next(self._alone, num_tokens, seconds, ALONE_S)
+            self._alone = self._next(self._alone, num_tokens, seconds, ALONE_S, ALONE_MIN)
 
-    def _next(self, current: int, num_tokens: int, seconds: float, aim_s: float) -> int:
+    def _next(self, current: int, num_tokens: int, seconds: float, aim_s: float, min_tokens: int) -> int:
         """The chunk that would have taken aim_s. A small step counts only if it was slow: few tokens run poorly."""
         fitting = (num_tokens + FIXED_TOKENS) * aim_s / seconds - FIXED_TOKENS if seconds > 0 else math.inf
-        if num_tokens < MIN_TOKENS and seconds <= aim_s:
+        if num_tokens < min(current, ALONE_MIN) and seconds <= aim_s:
             return current
         if fitting > current:
             fitting = (current + fitting) / 2  # all the way down at once, half the way up: else the chunks would swing
-        return int(min(max(fitting, MIN_TOKENS), self._max_tokens))
+        return int(min(max(fitting, min_tokens), self._max_tokens))
 
 
 def even_part(num_pending: int, max_tokens: int) -> int:

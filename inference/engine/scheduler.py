@@ -45,7 +45,7 @@ class Scheduler:
         insort(self.waiting, sequence, key=_order)
 
     def schedule(self, now: float) -> list[Chunk]:
-        """The chunks of the next step: decoding first, then prefill, then newcomers; last come guesses.
+        """The chunks of the next step: decoding first, then prefill, newcomers included; last come guesses.
 
         All within max_batch_tokens, prefill within the pace. Empty only when nothing is alive. Admits and preempts; the
         chunks count as computed when the caller says so.
@@ -60,19 +60,12 @@ class Scheduler:
         num_decoding, budget = len(chunks), budget - len(chunks)
         is_beside = any(chunk.sequence.stage == Stage.WRITING for chunk in chunks)
         budget = min(budget, self._pace.num_tokens(is_beside=is_beside))
-        prefilling = [sequence for sequence in self.running if sequence.num_pending > 1]
-        while budget > 0:
-            if not prefilling:
-                admitted = self._admit(now)
-                if admitted is None:
-                    break
-                if admitted.num_pending:
-                    prefilling.append(admitted)
-                continue
-            sequence = prefilling.pop(0)
-            num_tokens = even_part(sequence.num_pending, budget)
-            chunks.append(Chunk(sequence, num_tokens))
-            budget -= num_tokens
+        if budget > 0:
+            while self._admit(now):
+                pass
+            served = {chunk.sequence.request_id for chunk in chunks}
+            reading = [each for each in self.running if each.num_pending and each.request_id not in served]
+            chunks += _shared_chunks(reading, budget)
         num_left = self._config.max_batch_tokens - sum(chunk.num_tokens for chunk in chunks)
         return self._with_drafts(chunks[:num_decoding], num_left) + chunks[num_decoding:]
 
@@ -88,14 +81,14 @@ class Scheduler:
             self.waiting.remove(sequence)
         return True
 
-    def _admit(self, now: float) -> Sequence | None:
+    def _admit(self, now: float) -> bool:
         """Start the first of the queue, if there is a place and room for it."""
         if not self.waiting or len(self.running) >= self._config.max_running:
-            return None
+            return False
         sequence = self.waiting[0]
         reuse = self._cache.allocate(sequence.table, sequence.token_ids, num_spare=len(self.running))
         if reuse is None:
-            return None
+            return False
         del self.waiting[0]
         insort(self.running, sequence, key=_order)
         sequence.num_computed = reuse.num_tokens
@@ -106,7 +99,7 @@ class Scheduler:
             sequence.admitted_at = now
         sequence.num_recomputed += max(0, sequence.num_lost - reuse.num_tokens)
         self.admitted.append(sequence)
-        return sequence
+        return True
 
     def _can_grow(self, sequence: Sequence) -> bool:
         """Make room for the sequence's known tokens. The last in order give way; False if that is the sequence."""
@@ -139,6 +132,25 @@ class Scheduler:
         sequence.stage = Stage.QUEUED
         sequence.position = -1
         insort(self.waiting, sequence, key=_order)
+
+
+def _shared_chunks(reading: list[Sequence], budget: int) -> list[Chunk]:
+    """Half of the budget for the first in order, the rest for the shortest prompts of its priority.
+
+    So nobody waits for a long prompt who has a short one, and no long one is starved. What one half leaves over goes to
+    the other, and what all leave over to those of lower priority.
+    """
+    if not reading:
+        return []
+    first, *others = reading
+    num_equal = sum(each.num_pending for each in others if each.request.priority == first.request.priority)
+    chunks = [Chunk(first, even_part(first.num_pending, max(budget - num_equal, -(-budget // 2))))]
+    budget -= chunks[0].num_tokens
+    for sequence in sorted(others, key=lambda each: (each.request.priority, each.num_pending, each.order)):
+        if budget > 0:
+            chunks.append(Chunk(sequence, even_part(sequence.num_pending, budget)))
+            budget -= chunks[-1].num_tokens
+    return chunks
 
 
 def _order(sequence: Sequence) -> tuple[int, int]:

@@ -35,6 +35,7 @@ def test_last_line_has_the_figures_of_every_context(model_path: Path, capsys: py
         assert all(value > 0 for value in row.values())
     assert figures["parallel"]["sequences"] == 4
     assert figures["parallel"]["decode_tok_s"] > 0
+    assert figures["beside"]["longest_gap_ms"] > 0
     (shares,) = figures["shares"].values()
     assert figures["read_gb_s"] > 0.1
     assert figures["multiply_gflop_s"] > 1

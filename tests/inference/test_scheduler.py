@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import numpy as np
 import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
 
 from inference.config import EngineConfig
-from inference.engine.pace import PrefillPace
+from inference.engine.pace import BESIDE_MIN, PrefillPace
 from inference.engine.scheduler import Scheduler
 from inference.engine.sequence import Sequence
 from inference.errors import QueueFull
@@ -22,9 +24,9 @@ class World:
 
     def __init__(self, num_blocks: int = 16, *, max_model_len: int = 64, **config) -> None:
         self.max_model_len = max_model_len
-        settings = {"max_batch_tokens": 8, "max_running": 3, "max_waiting": 2, "max_draft_tokens": 0} | config
+        limits = {"max_batch_tokens": 8, "max_running": 3, "max_waiting": 2, "max_draft_tokens": 0} | config
         self.cache = PrefixCache(MarkerStorage(num_blocks, P), num_blocks=num_blocks, block_size=P, root=b"root")
-        config = EngineConfig(block_size=P, **settings)
+        config = EngineConfig(block_size=P, **limits)
         self.pace = PrefillPace(config.max_batch_tokens)
         self.scheduler = Scheduler(config, self.cache, self.pace)
         self.num_arrivals = 0
@@ -62,14 +64,67 @@ class World:
         return [sequence.request_id for sequence in self.scheduler.waiting]
 
 
-def test_first_come_first_served_within_the_budget():
-    world = World()
-    world.add("a", 5)
+def test_half_of_the_budget_goes_to_the_first_and_the_rest_to_the_shortest():
+    world = World(num_blocks=32)
+    world.add("a", 20)
     world.add("b", 9)
     world.add("c", 2)
-    assert world.step() == {"a": 5, "b": 3}
-    assert world.step() == {"a": 1, "b": 6, "c": 1}
-    assert world.step() == {"a": 1, "b": 1, "c": 1}
+    assert world.step() == {"a": 4, "c": 2, "b": 2}
+    assert world.step() == {"c": 1, "a": 4, "b": 3}
+    assert world.step() == {"c": 1, "a": 4, "b": 2}
+
+
+def test_what_the_shortest_leave_over_goes_to_the_first():
+    world = World()
+    world.add("a", 20)
+    world.add("b", 1)
+    assert world.step() == {"a": 7, "b": 1}
+
+
+def test_short_prompts_of_low_priority_do_not_overtake():
+    world = World(num_blocks=32)
+    for name, num_tokens, priority in (("a", 20, 0), ("b", 20, 0), ("side", 2, 5)):
+        world.add(name, num_tokens, priority=priority)
+    assert world.step() == {"a": 4, "b": 4}
+
+
+def test_low_priority_reads_only_what_the_others_leave_over():
+    world = World(num_blocks=32)
+    world.add("a", 15)
+    world.add("side", 2, priority=5)
+    assert world.step() == {"a": 8}
+    assert world.step() == {"a": 7, "side": 1}
+
+
+@settings(deadline=None)
+@given(prompts=st.lists(st.tuples(st.integers(1, 60), st.integers(0, 2)), min_size=1, max_size=6))
+def test_every_prompt_is_read_and_no_step_is_over_its_budget_or_idle(prompts):
+    world = World(num_blocks=200, max_running=4, max_waiting=9, max_model_len=900)
+    for index, (num_tokens, priority) in enumerate(prompts):
+        world.add(str(index), num_tokens, priority=priority)
+    waiting = {str(index): num_tokens for index, (num_tokens, _) in enumerate(prompts)}
+    for _ in range(sum(waiting.values()) + 1):
+        if not waiting:
+            break
+        sizes = world.step()
+        assert sum(sizes.values()) <= 8
+        reading = {name: size for name, size in sizes.items() if name in waiting}
+        assert reading
+        for name, size in reading.items():
+            waiting[name] -= size
+        waiting = {name: num_left for name, num_left in waiting.items() if num_left}
+        for sequence in [each for each in world.scheduler.running if each.request_id not in waiting]:
+            world.scheduler.finish(sequence)
+    assert not waiting
+
+
+def test_short_question_is_answered_while_a_long_prompt_is_read():
+    world = World(num_blocks=99, max_model_len=900)
+    world.add("long", 200)
+    world.step()
+    world.add("also long", 100)
+    world.add("short", 3)
+    assert world.step()["short"] == 3
 
 
 def test_decoding_goes_on_while_a_long_prompt_is_read():
@@ -95,7 +150,7 @@ def test_pace_limits_what_is_read_and_never_who_writes():
     world.pace.record(200, 60.0, is_beside=True)
     world.add("long", 700)
     sizes = world.step()
-    assert sizes.pop("long") == 64
+    assert sizes.pop("long") == BESIDE_MIN
     assert list(sizes.values()) == [1] * 70
 
 
