@@ -1,4 +1,4 @@
-"""The page about the engine: which models are there and loaded, how a block pool is filled, what its cache has saved."""
+"""The page about the engine: which models are there, how a block pool is filled, what its cache has saved."""
 
 from __future__ import annotations
 
