@@ -475,12 +475,15 @@ async def generate(
 async def prepare(
     *, user_id: int, request_id: str, prompt: Prompt, is_head_public: bool, model: str = "", tags: tuple[str, ...] = ()
 ) -> bool:
-    """Compute the KV of a prompt that is to come. False when somebody wanted the engine, before or meanwhile.
+    """Compute the KV of a prompt that is to come. False when somebody wanted the engine, before or meanwhile. A model
+    that is no longer loaded needs none.
 
     What has been computed by then stays. Raises EngineUnavailable, WindowFull.
     """
     if _handle.is_draining or _handle.places.total():
         return False
+    if status(model).state is not EngineState.READY:  # it would be loaded, and drive out another, for a guess
+        return True
     is_done = False
     _handle.preparing.add(request_id)
     try:

@@ -178,6 +178,14 @@ def test_a_person_chooses_where_there_is_a_choice(
     assert 'id="preset-select"' in page
 
 
+async def test_nothing_is_prepared_for_a_model_that_has_left(worker: FakeWorker) -> None:
+    """Whose place it took would have to leave, for a question that may never come."""
+    prompt = llm.build_prompt([llm.ChatMessage("user", "Hello")])
+    worker.model_state = "unloaded"
+    assert await llm.prepare(user_id=1, request_id="guess", prompt=prompt, is_head_public=False)
+    assert not worker.requests
+
+
 async def test_a_turn_that_waits_for_its_model_shows_how_far_it_is(alice: User, worker: FakeWorker) -> None:
     live = Live()
     frame = wire.TurnSend(uuid.uuid4(), uuid.uuid4(), "Hello", is_new=True)
