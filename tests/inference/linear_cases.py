@@ -1,0 +1,64 @@
+"""What the compiled products are tried on: every form, every tier that runs here, and CPUs that this one contains."""
+
+from __future__ import annotations
+
+from functools import cache
+
+import pytest
+from _pytest.mark.structures import ParameterSet
+
+from inference.formats.gguf_integers import KINDS
+from inference.kernels.jit.cpu import Target, available_tiers, choose_tier, host
+from inference.kernels.jit.linear import LinearKernels
+from inference.kernels.quantized import FLOATS, FloatForm, Form, IntegerForm
+
+Case = tuple[str, Target, Form]
+
+FORMS: tuple[Form, ...] = (
+    *dict.fromkeys(kind.form for kind in KINDS.values()),
+    *(FloatForm(floats) for floats in FLOATS),
+)
+# One of each kind of codes, groups, scales and minimums; compiling them all for all targets takes a minute.
+Q4_1 = IntegerForm("u4", 32, "f16", has_minimum=True)
+COMMON = (
+    Q4_1,
+    IntegerForm("s8", 32, "f16", has_minimum=False),
+    IntegerForm("s4", 16, "f32", has_minimum=False),
+    FloatForm("bf16"),
+    FloatForm("f16"),
+)
+# Code that knows nothing of AVX-512, or of anything newer than SSE2; this CPU runs it as an older one would.
+OLDER = {"avx2": Target("haswell", ""), "generic": Target("x86-64", "")}
+
+
+def targets() -> list[tuple[str, Target]]:
+    """The tiers of this CPU, compiled for itself and for older ones that it contains."""
+    names = [tier.name for tier in available_tiers()]
+    older = OLDER if "avx2" in names else {}
+    return [(name, older.get(name, host())) for name in names] + [(name, host()) for name in older]
+
+
+TARGETS = targets()
+
+
+def cases() -> list[ParameterSet]:
+    """Every form on every target; what the quick tests leave out is marked slow."""
+    found = []
+    for index, (tier, target) in enumerate(TARGETS):
+        for form in FORMS:
+            is_quick = form in COMMON and index < len(available_tiers())
+            marks = () if is_quick else (pytest.mark.slow,)
+            found.append(pytest.param(tier, target, form, id=f"{tier}-{target.cpu}-{name_of(form)}", marks=marks))
+    return found
+
+
+def name_of(form: Form) -> str:
+    if isinstance(form, FloatForm):
+        return form.floats
+    return f"{form.codes}/{form.group} {form.scale}{' min' * form.has_minimum}"
+
+
+@cache
+def kernels(tier: str, target: Target) -> LinearKernels:
+    """Compiled once for all tests."""
+    return LinearKernels(choose_tier(tier), target)
