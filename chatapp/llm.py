@@ -181,6 +181,7 @@ def _open(path: Path) -> OpenedModel:
         max_waiting=settings.RECOLLECT_MAX_WAITING,
         num_threads=settings.RECOLLECT_THREADS,
         kernels=settings.RECOLLECT_KERNELS,
+        kernel_cache=str(settings.RECOLLECT_DATA / "kernels"),
         is_prefix_cache_enabled=settings.RECOLLECT_PREFIX_CACHE,
     )
     opened = open_model(path, config)

@@ -21,6 +21,7 @@ from inference.errors import InferenceError
 from inference.types import ChatMessage, FinishedEvent, FinishReason, Request, SamplingParams, TokenEvent
 
 DEFAULT_MODEL = Path("var/models/SmolLM2-135M-Instruct.Q4_1.gguf")
+KERNEL_CACHE = "var/kernels"
 
 
 def build_sampling(options: argparse.Namespace) -> SamplingParams:
@@ -80,7 +81,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     options = parser.parse_args(arguments)
     try:
         sampling = build_sampling(options)
-        engine = load_engine(options.model, EngineConfig(num_threads=options.threads, max_running=1))
+        engine = load_engine(options.model, EngineConfig(num_threads=options.threads, kernel_cache=KERNEL_CACHE, max_running=1))
         request = build_request(engine, options, sampling)
         finished = stream_reply(engine, request)
     except (InferenceError, ValueError) as error:

@@ -32,6 +32,7 @@ from inference.errors import InferenceError
 from inference.kernels.blas import Blas
 
 DEFAULT_MODEL = Path("var/models/SmolLM2-135M-Instruct.Q4_1.gguf")
+KERNEL_CACHE = "var/kernels"
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
@@ -44,7 +45,12 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser.add_argument("--kernels", choices=KERNELS, default="auto")
     parser.add_argument("--guesses", type=int, default=0, help="tokens guessed in a step; these prompts repeat words")
     options = parser.parse_args(arguments)
-    config = EngineConfig(num_threads=options.threads, kernels=options.kernels, max_draft_tokens=options.guesses)
+    config = EngineConfig(
+        num_threads=options.threads,
+        kernels=options.kernels,
+        kernel_cache=KERNEL_CACHE,
+        max_draft_tokens=options.guesses,
+    )
     common = {"peer": "recollect", "model": str(options.model), "threads": options.threads}
     try:
         if options.suite == "start":
