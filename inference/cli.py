@@ -81,7 +81,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
     options = parser.parse_args(arguments)
     try:
         sampling = build_sampling(options)
-        engine = load_engine(options.model, EngineConfig(num_threads=options.threads, kernel_cache=KERNEL_CACHE, max_running=1))
+        config = EngineConfig(num_threads=options.threads, kernel_cache=KERNEL_CACHE, max_running=1)
+        engine = load_engine(options.model, config)
         request = build_request(engine, options, sampling)
         finished = stream_reply(engine, request)
     except (InferenceError, ValueError) as error:
