@@ -80,7 +80,7 @@ def model(request: HttpRequest, conversation_id: uuid.UUID) -> HttpResponse:
     sentence = switch.announce(user, conversation)
     conversations.conversation_set_model(user=user, conversation_id=conversation_id, model=chosen.name)
     hints.conversation_changed(user.pk, conversation_id)
-    return JsonResponse({"model": chosen.name, "cold": sentence})
+    return JsonResponse({"model": chosen.name, "cold": sentence, "notes": chosen.facts.notes})
 
 
 @require_safe

@@ -36,7 +36,7 @@ const choice = new Choice({
 });
 const model = new Model(
   byId("model-chip"), byId("model-card"), page.engine,
-  () => requests.json(`${urls.engine}?${new URLSearchParams({ model: choice.model })}`),
+  () => requests.json(urls.modelState(choice.model)),
   () => conversation.modelChanged(),
 );
 const composer = new Composer(byId("composer"), store, page.limits.messageChars, {
@@ -79,7 +79,8 @@ function addresses({ urls: patterns, noId }) {
   const entries = Object.entries(patterns).map(([name, url]) => [name, fixed.includes(name) ? url : withIds(url)]);
   const socketUrl = new URL(patterns.socket, location.href);
   socketUrl.protocol = location.protocol === "https:" ? "wss:" : "ws:";
-  return { ...Object.fromEntries(entries), socket: socketUrl.href };
+  const modelState = (name) => `${patterns.engine}?${new URLSearchParams({ model: name })}`;
+  return { ...Object.fromEntries(entries), modelState, socket: socketUrl.href };
 }
 
 // --- the connection

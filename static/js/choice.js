@@ -1,5 +1,5 @@
-/* Which model answers, and which preset a new conversation begins with. What another model would have to read anew is
-   said at once; the next reply takes that sentence away. */
+/* Which model answers, and which preset a new conversation begins with. What another model would have to read anew, and
+   what it leaves out, is said at once; the next reply takes these sentences away. */
 
 import { notify } from "./floating.js";
 
@@ -48,13 +48,15 @@ export class Choice {
     const { id, isStored } = this.conversation();
     if (!isStored) {
       this.#show(name);
+      const { notes } = await this.requests.json(this.urls.modelState(name));
+      if (this.model === name) this.say(notes.join(" "));
       return;
     }
     this.models.disabled = true;
     try {
-      const { model, cold } = await this.requests.post(this.urls.model(id), { model: name });
+      const { model, cold, notes } = await this.requests.post(this.urls.model(id), { model: name });
       this.#show(model);
-      this.say(cold);
+      this.say([cold, ...notes].filter(Boolean).join(" "));
     } catch (error) {
       this.models.value = before;
       if (error.code !== "unauthenticated") notify(error.message);

@@ -94,8 +94,19 @@ def test_a_switch_says_what_will_be_read_anew(alice: User, client: Client, worke
         "The history of 11 tokens will be read anew by qwen3. 1 reply of another model is encoded again."
     )
     asked = client.get(reverse("conversation_cold", args=[turn.conversation_id])).json()
-    assert asked == answer  # as a page that is opened later is told
-    assert choose(client, turn, "llama").json() == {"model": "llama", "cold": ""}
+    assert asked | {"notes": []} == answer  # as a page that is opened later is told
+    assert choose(client, turn, "llama").json() == {"model": "llama", "cold": "", "notes": []}
+
+
+def test_what_a_model_leaves_out_is_said_where_it_is_chosen(
+    alice: User, client: Client, worker: FakeWorker, tmp_path: Path
+) -> None:
+    client.force_login(alice)
+    shutil.copytree(MODELS / "qwen3_vl", tmp_path / "models" / "qwen3_vl")
+    turn = first_turn(alice, worker)
+    (note,) = choose(client, turn, "qwen3_vl").json()["notes"]
+    assert "are left out" in note
+    assert client.get(reverse("engine"), {"model": "qwen3_vl"}).json()["notes"] == [note]
 
 
 def test_a_model_that_still_remembers_says_so_and_one_that_is_loaded_first(
@@ -159,7 +170,7 @@ def test_a_conversation_whose_model_is_gone_offers_the_others(alice: User, clien
     assert all(f'<option value="{name}">' in text for name in ("llama", "qwen3"))
     asked = client.get(reverse("conversation_cold", args=[turn.conversation_id])).json()
     assert asked["cold"].startswith("The model gone is not installed")
-    assert choose(client, turn, "llama").json() == {"model": "llama", "cold": ""}
+    assert choose(client, turn, "llama").json() == {"model": "llama", "cold": "", "notes": []}
 
 
 def test_a_person_chooses_where_there_is_a_choice(
