@@ -25,7 +25,7 @@ def test_products_are_those_of_the_numbers_to_15_bits(form: Form) -> None:
     matrix = random_matrix(form, 40, 512, rng)
     x = rng.standard_normal((9, 512), np.float32)
     exact = x.astype(np.float64) @ as_floats(matrix).astype(np.float64).T
-    # The largest of 512 normal numbers is about 3.3: a step is 2e-4 of a usual one, and the error of rounding 0.29 steps.
+    # The largest of 512 normal numbers is about 3.3, so a step is 2e-4 of a usual one, and the error 0.29 steps.
     assert (linear(matrix, x) - exact).std() < 8e-5 * exact.std()
 
 
