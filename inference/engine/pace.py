@@ -37,9 +37,13 @@ class PrefillPace:
             self._alone = self._next(self._alone, num_tokens, seconds, ALONE_S, ALONE_MIN)
 
     def _next(self, current: int, num_tokens: int, seconds: float, aim_s: float, min_tokens: int) -> int:
-        """The chunk that would have taken aim_s. A small step counts only if it was slow: few tokens run poorly."""
+        """The chunk that would have taken aim_s.
+
+        A step of less than half of what is worth one counts only if it was slow: few tokens run poorly. It has more
+        whenever there are enough tokens, see even_part().
+        """
         fitting = (num_tokens + FIXED_TOKENS) * aim_s / seconds - FIXED_TOKENS if seconds > 0 else math.inf
-        if num_tokens < min(current, ALONE_MIN) and seconds <= aim_s:
+        if 2 * num_tokens < min(current, ALONE_MIN) and seconds <= aim_s:
             return current
         if fitting > current:
             fitting = (current + fitting) / 2  # all the way down at once, half the way up: else the chunks would swing

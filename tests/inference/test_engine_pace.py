@@ -74,6 +74,16 @@ def test_chunks_beside_others_grow_again_after_a_slow_moment():
     assert settled(pace, affine(0.004, 0.00025), is_beside=True) > 300
 
 
+@pytest.mark.parametrize("num_prompt", [65, 300, 2000])
+def test_equal_parts_of_a_prompt_count_as_full_chunks(num_prompt):
+    pace, num_left, machine = PrefillPace(512), num_prompt, affine(0.004, 0.00025)
+    while num_left:
+        num_tokens = even_part(num_left, pace.num_tokens(is_beside=True))
+        pace.record(num_tokens, machine(num_tokens), is_beside=True)
+        num_left -= num_tokens
+    assert pace.num_tokens(is_beside=True) > ALONE_MIN
+
+
 @settings(deadline=None)
 @given(fixed_s=st.floats(0, 0.09), token_s=st.floats(1e-5, 0.05 / ALONE_MIN))
 def test_no_step_beside_others_is_long_on_a_machine_that_can_do_short_ones(fixed_s, token_s):
