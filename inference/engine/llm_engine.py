@@ -116,6 +116,7 @@ class LLMEngine:
         )
         self._sequences: dict[str, Sequence] = {}
         self._batch: list[Chunk] = []  # of the step that is under way
+        self._has_company = False  # in that step
         self._events: list[Event] = []  # not yet returned
         self._num_arrivals = 0
 
@@ -173,10 +174,13 @@ class LLMEngine:
         """Run one forward pass over what is due and return what has happened since the last call."""
         return [*self.schedule_step(), *self.run_step()]
 
-    def schedule_step(self) -> list[Event]:
-        """The first half: choose the batch. Returns what has happened so far: ends of cancelled requests, places in the
-        queue, and who begins to be read."""
-        self._batch = self._scheduler.schedule(self.clock())
+    def schedule_step(self, *, has_company: bool = False) -> list[Event]:
+        """The first half: choose the batch, a short one while others wait for its end (has_company).
+
+        Returns what has happened so far: ends of cancelled requests, places in the queue, and who begins to be read.
+        """
+        self._batch = self._scheduler.schedule(self.clock(), has_company=has_company)
+        self._has_company = has_company
         self._report_queue()
         for sequence in self._scheduler.admitted:
             self._report(sequence, num_done=sequence.num_computed, num_total=sequence.num_tokens)
@@ -280,7 +284,7 @@ class LLMEngine:
     def _record_pace(self, seconds: float) -> None:
         num_read = sum(chunk.num_tokens for chunk in self._batch if chunk.sequence.stage == Stage.READING)
         if num_read:
-            is_beside = any(chunk.sequence.stage == Stage.WRITING for chunk in self._batch)
+            is_beside = self._has_company or any(chunk.sequence.stage == Stage.WRITING for chunk in self._batch)
             self._pace.record(num_read, seconds, is_beside=is_beside)
 
     def _take_token(self, sequence: Sequence, logits: F32) -> None:

@@ -171,8 +171,9 @@ class ModelHub:
         return None
 
     @property
-    def has_work(self) -> bool:
-        return any(slot.is_busy for slot in self._turns)
+    def num_busy(self) -> int:
+        """Models with work."""
+        return sum(slot.is_busy for slot in self._turns)
 
     def _remove(self, slot: Slot) -> None:
         """Drop the engine; the model may be wanted again already."""

@@ -44,7 +44,7 @@ class Scheduler:
             raise QueueFull(num_waiting=len(self.waiting), max_waiting=config.max_waiting)
         insort(self.waiting, sequence, key=_order)
 
-    def schedule(self, now: float) -> list[Chunk]:
+    def schedule(self, now: float, *, has_company: bool = False) -> list[Chunk]:
         """The chunks of the next step: decoding first, then prefill, newcomers included; last come guesses.
 
         All within max_batch_tokens, prefill within the pace. Empty only when nothing is alive. Admits and preempts; the
@@ -58,7 +58,7 @@ class Scheduler:
             if sequence.stage != Stage.QUEUED and self._can_grow(sequence):  # queued: preempted a moment ago
                 chunks.append(Chunk(sequence, 1))
         num_decoding, budget = len(chunks), budget - len(chunks)
-        is_beside = any(chunk.sequence.stage == Stage.WRITING for chunk in chunks)
+        is_beside = has_company or any(chunk.sequence.stage == Stage.WRITING for chunk in chunks)
         budget = min(budget, self._pace.num_tokens(is_beside=is_beside))
         if budget > 0:
             while self._admit(now):

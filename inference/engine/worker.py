@@ -216,7 +216,7 @@ class Worker:
         problem = "the engine thread has ended unexpectedly"
         try:
             while not self._is_stopping:
-                self._run_commands(is_waiting=not self._hub.has_work)
+                self._run_commands(is_waiting=not self._hub.num_busy)
                 self._step()
             self._run_commands(is_waiting=False)
             self._cancel_all()
@@ -244,7 +244,7 @@ class Worker:
         engine = slot.engine
         slot.used_at = self._clock()
         try:
-            self._deliver(engine.schedule_step())
+            self._deliver(engine.schedule_step(has_company=self._hub.num_busy > 1))
             events = engine.run_step()
         except Exception as error:
             logger.exception("a step of %s has failed", slot.name)

@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import threading
+from dataclasses import replace
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
 from inference.engine.model_hub import Slot, choose_leavers
+from inference.engine.pace import FIRST_TOKENS, PrefillPace
 from inference.engine.worker import Worker
 from inference.errors import InferenceError, ModelBusy, ModelFileError, ModelTooLarge
 from inference.types import FinishReason, ProgressEvent, Stage
@@ -238,6 +240,48 @@ def test_steps_of_models_with_work_alternate(start):
     together = turns[1:61]  # more requests do not give a model more steps
     assert [together.count(name) for name in "abc"] == [20, 20, 20]
     assert all(set(together[i : i + 3]) == {"a", "b", "c"} for i in range(0, 60, 3))
+
+
+def test_a_long_prompt_is_read_in_short_steps_while_another_model_has_work(start):
+    sizes: list[tuple[int, bool]] = []  # tokens of each step of "a", and whether "b" had work
+
+    class Slow(GatedModel):
+        """Each pass takes as many hundredths of a second of the engine's clock as it has tokens."""
+
+        def forward(self, batch, kv):
+            is_alone = worker.model("b").num_requests == 0
+            logits = super().forward(batch, kv)
+            sizes.append((len(batch.token_ids), not is_alone))
+            now[0] += len(batch.token_ids) / 100
+            return logits
+
+    now = [0.0]
+    model, other = Slow(), GatedModel()
+    model.config = replace(model.config, max_position_embeddings=4096)
+    settings = {"pool_tokens": 4096, "max_batch_tokens": 512}
+    reader = make_engine(model, **settings)
+    reader.clock = lambda: now[0]
+    worker = start({"a": reader, "b": make_engine(other)})
+    for name in "ab":
+        load_now(worker, name)
+    model.gate.set()
+    ask_long = make_request("long", "x" * 1500, max_tokens=1)
+    alone = Receiver()
+    worker.submit("a", ask_long, alone)
+    alone.wait()
+    assert FIRST_TOKENS // 2 < sizes[0][0] <= FIRST_TOKENS
+    sizes.clear()
+    reader.clear_cache()
+    reader._pace = reader._scheduler._pace = PrefillPace(512)
+    writing = ask(worker, "b", "w", max_tokens=300)
+    assert other.has_entered.wait(PATIENCE_S)
+    beside = Receiver()
+    worker.submit("a", make_request("again", "y" * 1500, max_tokens=1), beside)
+    other.gate.set()
+    beside.wait()
+    writing.wait()
+    assert 0 < sizes[0][0] <= FIRST_TOKENS // 2
+    assert sizes[0][1]
 
 
 def test_purging_reaches_every_model(start):
