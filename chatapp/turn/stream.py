@@ -136,8 +136,8 @@ class Sheet:
         if self._has_answer:
             changed = (*changed, *self._moved(self._answer.update(parts.answer, is_final).blocks))
         num_thought = len(self._thought.blocks)
-        if num_thought or parts.is_thinking:
-            self.thinking = Thinking(num_thought, parts.is_thinking, parts.thinking_ms)
+        is_shown = num_thought or parts.is_thinking  # an empty thought is none
+        self.thinking = Thinking(num_thought, parts.is_thinking, parts.thinking_ms) if is_shown else None
         return StreamUpdate(changed, num_thought + len(self._answer.blocks))
 
     def _moved(self, blocks: tuple[Block, ...]) -> tuple[Block, ...]:

@@ -19,6 +19,7 @@ from chatapp import llm, model_catalogue, selectors, wire
 from chatapp.errors import Invalid
 from chatapp.markdown import render_many
 from chatapp.models import Conversation, Generation, Message, MessageStatus, Role, User
+from chatapp.thinking import thought_of
 from chatapp.turn.run import turn_stats
 from chatapp.views import engine
 from chatapp.views.access import person, person_required
@@ -38,6 +39,8 @@ class Item:
     is_open: bool
     blocks: tuple[str, ...]
     stats_json: str
+    thought: tuple[str, ...] = ()
+    thinking_ms: int = 0
     version: int = 1
     num_versions: int = 1
     previous_id: uuid.UUID | None = None
@@ -99,9 +102,9 @@ def message_window(request: HttpRequest, conversation_id: uuid.UUID) -> HttpResp
 @require_safe
 @person_required
 def message_text(request: HttpRequest, conversation_id: uuid.UUID, message_id: uuid.UUID) -> HttpResponse:
-    """The text of one message exactly as stored, for Copy and Edit."""
+    """The text of one message exactly as stored, for Copy and Edit; of a reply the answer, without its thinking."""
     message = selectors.message_get(person(request), conversation_id, message_id)
-    return HttpResponse(message.text, content_type="text/plain; charset=utf-8")
+    return HttpResponse(message.answer, content_type="text/plain; charset=utf-8")
 
 
 def window_answer(user: User, conversation_id: uuid.UUID, *, before: uuid.UUID | None = None) -> JsonResponse:
@@ -113,12 +116,14 @@ def window_answer(user: User, conversation_id: uuid.UUID, *, before: uuid.UUID |
 def window_of(user: User, conversation_id: uuid.UUID, *, before: uuid.UUID | None = None) -> Window:
     """Messages with their Markdown rendered, in one call to the renderer. Raises NotFound."""
     transcript = selectors.transcript(user, conversation_id, before=before)
-    rendered = render_many([entry.message.text for entry in transcript.messages])
-    items = [_item(entry, blocks) for entry, blocks in zip(transcript.messages, rendered, strict=True)]
-    return Window(items, transcript.older_cursor)
+    messages = [entry.message for entry in transcript.messages]
+    thoughts = [thought_of(message.text, message.thinking_chars) for message in messages]
+    rendered = render_many([*(message.answer for message in messages), *thoughts])
+    pairs = zip(transcript.messages, rendered[: len(messages)], rendered[len(messages) :], strict=True)
+    return Window([_item(entry, blocks, thought) for entry, blocks, thought in pairs], transcript.older_cursor)
 
 
-def _item(entry: selectors.TranscriptMessage, blocks: tuple[str, ...]) -> Item:
+def _item(entry: selectors.TranscriptMessage, blocks: tuple[str, ...], thought: tuple[str, ...]) -> Item:
     message, generation = entry.message, entry.generation
     return Item(
         id=message.id,
@@ -127,6 +132,8 @@ def _item(entry: selectors.TranscriptMessage, blocks: tuple[str, ...]) -> Item:
         error=message.error,
         is_open=message.is_open,
         blocks=blocks,
+        thought=thought,
+        thinking_ms=round(1000 * generation.thinking_s) if generation else 0,
         stats_json=_stats_json(generation),
         version=entry.version,
         num_versions=len(entry.sibling_ids),

@@ -35,7 +35,10 @@ export function statsLine(stats) {
 
 /** Who answered, and what a change of model has cost. */
 function modelFacts(stats) {
-  const causes = { model_changed: gettext("another model answered before") };
+  const causes = {
+    model_changed: gettext("another model answered before"),
+    thinking_stripped: gettext("thinking was taken out of the history"),
+  };
   return [
     [gettext("Model"), stats.model],
     [gettext("Replies encoded again"), stats.reencoded > 0 ? number(stats.reencoded) : ""],
@@ -62,6 +65,20 @@ export function statsFacts(stats) {
     [gettext("Ended by"), reasons[stats.finish_reason] ?? stats.finish_reason],
     ...modelFacts(stats),
   ];
+}
+
+/** What stands on the fold over a model's thinking. ms 0: nobody has measured it. */
+export function thinkingText({ isRunning, ms }) {
+  if (isRunning) return gettext("Thinking …");
+  return ms > 0 ? fill(gettext("Thought for %(time)s"), { time: duration(ms) }) : gettext("Thoughts");
+}
+
+/** A time that somebody waited: seconds, with minutes from one on. */
+function duration(ms) {
+  const whole = Math.round(ms / 1000);
+  if (whole < 10) return fill(gettext("%(n)s s"), { n: rough.format(ms / 1000) });
+  if (whole < 60) return fill(gettext("%(n)s s"), { n: number(whole) });
+  return fill(gettext("%(minutes)s min %(seconds)s s"), { minutes: number(Math.floor(whole / 60)), seconds: number(whole % 60) });
 }
 
 /** What a running turn is doing, as it says itself. */

@@ -3,7 +3,7 @@
    Finished blocks are written once and never touched again; of a running reply only the open block is replaced. */
 
 import { gettext } from "./i18n.js";
-import { stageText, statsLine } from "./format.js";
+import { stageText, statsLine, thinkingText } from "./format.js";
 
 const part = (name) => document.getElementById(`part-${name}`).content;
 
@@ -28,25 +28,20 @@ function identify(article, id) {
 
 /** Bring an article that the server drew into the state that its data attributes tell. */
 export function wake(article) {
-  decorateCode(article.querySelector(".prose"));
+  decorateCode(article);
   if (article.dataset.role !== "assistant") return;
   const isOpen = article.classList.contains("is-open");
   if (isOpen) showStage(article, { stage: "starting" });
   else showEnd(article);
+  const fold = article.querySelector(".thinking");
+  if (fold) labelFold(fold, { isRunning: isOpen && !hasAnswer(article), ms: Number(fold.dataset.ms) });
 }
 
 /** Draw what changed in a running turn. `changed` are indices of blocks. */
 export function paint(article, turn, changed) {
-  const prose = article.querySelector(".prose");
-  while (prose.childElementCount > turn.blocks.length) prose.lastElementChild.remove();
-  for (const index of changed) {
-    const block = turn.blocks[index];
-    if (block === undefined) continue; // gone again before it was drawn
-    const element = blockElement(block.html);
-    if (index < prose.childElementCount) prose.children[index].replaceWith(element);
-    else prose.append(element);
-    if (block.isDone || turn.isOver) decorateCode(element);
-  }
+  const numThought = turn.thinking?.numBlocks ?? 0;
+  drawBlocks(thoughtOf(article, turn), turn, changed, 0, numThought);
+  drawBlocks(answerOf(article), turn, changed, numThought, turn.blocks.length);
   article.classList.toggle("is-open", !turn.isOver);
   if (!turn.isOver) {
     showStage(article, turn);
@@ -66,7 +61,47 @@ export function open(article) {
 
 export const statsOf = (article) => (article.dataset.stats ? JSON.parse(article.dataset.stats) : null);
 
-export const plainText = (article) => article.querySelector(".prose").innerText;
+export const plainText = (article) => answerOf(article).innerText;
+
+const answerOf = (article) => article.querySelector(".prose:not(.thought)");
+
+const hasAnswer = (article) => answerOf(article).childElementCount > 0;
+
+/** The place for what the model thinks, made when there is something; null when it does not think. */
+function thoughtOf(article, turn) {
+  let fold = article.querySelector(".thinking");
+  if (turn.thinking === null) {
+    fold?.remove();
+    return null;
+  }
+  if (!fold) {
+    fold = part("thinking").firstElementChild.cloneNode(true);
+    article.prepend(fold);
+  }
+  labelFold(fold, turn.thinking);
+  return fold.querySelector(".thought");
+}
+
+function labelFold(fold, thinking) {
+  fold.classList.toggle("is-running", thinking.isRunning);
+  fold.querySelector(".thinking-label").textContent = thinkingText(thinking);
+}
+
+/** Blocks `start` to `end` of a turn, those that changed and those that are not there yet. */
+function drawBlocks(prose, turn, changed, start, end) {
+  if (prose === null) return;
+  while (prose.childElementCount > end - start) prose.lastElementChild.remove();
+  const indices = new Set(changed);
+  for (let index = start; index < end; index += 1) {
+    const shown = prose.children[index - start];
+    if (shown && !indices.has(index)) continue;
+    const block = turn.blocks[index];
+    const element = blockElement(block.html);
+    if (shown) shown.replaceWith(element);
+    else prose.append(element);
+    if (block.isDone || turn.isOver) decorateCode(element);
+  }
+}
 
 function blockElement(html) {
   const block = document.createElement("div");
@@ -96,7 +131,9 @@ function showEnd(article) {
   const line = article.querySelector(".message-stats");
   line.hidden = stats === null;
   line.textContent = stats === null ? "" : statsLine(stats);
-  const outcome = outcomeOf(article.dataset, stats, article.querySelector(".prose").childElementCount > 0);
+  const fold = article.querySelector(".thinking");
+  if (fold && !hasAnswer(article)) fold.open = true; // it is all there is to see
+  const outcome = outcomeOf(article.dataset, stats, fold !== null || hasAnswer(article));
   const box = article.querySelector(".outcome");
   box.hidden = outcome === null;
   if (outcome === null) return;

@@ -4,7 +4,7 @@
 
 /** A turn that the page knows to run and has heard nothing about yet. */
 export function newTurn(message) {
-  return { message, seq: -1, stage: "starting", position: 0, done: 0, total: 0, problem: "", blocks: [], isOver: false, status: "", stats: null, error: "" };
+  return { message, seq: -1, stage: "starting", position: 0, done: 0, total: 0, problem: "", blocks: [], thinking: null, isOver: false, status: "", stats: null, error: "" };
 }
 
 /**
@@ -38,13 +38,19 @@ function applyDelta(turn, frame) {
   }
   if (blocks.length !== frame.num_blocks) return unchanged(turn, "gap");
   const stage = { stage: "writing", position: 0, done: 0, total: 0, problem: "" };
-  return { turn: { ...turn, ...stage, seq: frame.seq, blocks }, changed: frame.blocks.map((block) => block.index), verdict: "applied" };
+  return { turn: { ...turn, ...stage, seq: frame.seq, blocks, thinking: thinkingOf(frame) }, changed: frame.blocks.map((block) => block.index), verdict: "applied" };
 }
 
 function replaceAll(turn, frame, rest) {
   const blocks = frame.blocks.map(({ html, is_done: isDone }) => ({ html, isDone }));
-  const changed = [...blocks.keys()].filter((index) => turn.blocks[index]?.html !== blocks[index].html);
-  return { turn: { ...turn, ...rest, seq: frame.seq, blocks }, changed, verdict: "applied" };
+  const hasMoved = turn.thinking?.numBlocks !== frame.thinking?.num_blocks; // into the answer, or out of it
+  const changed = [...blocks.keys()].filter((index) => hasMoved || turn.blocks[index]?.html !== blocks[index].html);
+  return { turn: { ...turn, ...rest, seq: frame.seq, blocks, thinking: thinkingOf(frame) }, changed, verdict: "applied" };
+}
+
+/** How many blocks at the head are what the model thought, whether it still thinks, and for how long it did. */
+function thinkingOf({ thinking }) {
+  return thinking === null ? null : { numBlocks: thinking.num_blocks, isRunning: thinking.is_running, ms: thinking.ms };
 }
 
 function unchanged(turn, verdict) {

@@ -166,3 +166,12 @@ def test_a_new_process_on_the_real_model_remembers(model_path: Path, tmp_path: P
     line = json.loads(manage("ask", "--json", "--conversation", first["conversation"], "Hm?").splitlines()[-1])
     assert line["prompt_tokens"] > first["prompt_tokens"] + first["generated"]
     assert line["prompt_tokens"] == line["reused_ram"] + line["reused_disk"] + line["computed"]
+
+
+@pytest.mark.parametrize(("has_thinking", "printed"), [(False, "So it is."), (True, "Hm.\n\nSo it is.")])
+def test_thinking_is_printed_only_when_it_is_asked_for(has_thinking: bool, printed: str) -> None:
+    out = io.StringIO()
+    tell = ask.Command(stdout=out)._printer(has_thinking)
+    for thought, answer in (("H", ""), ("m.", ""), ("", "So "), ("", "it is.")):
+        tell(thought, answer)
+    assert out.getvalue() == printed

@@ -87,7 +87,7 @@ class ThinkingEngine:
         llm.start(worker, default_model="thinker")
         try:
             yield
-            engine.check_integrity()
         finally:
-            llm.shutdown()
+            assert llm.shutdown()
             llm._handle.worker = None
+        engine.check_integrity()  # when its thread has ended

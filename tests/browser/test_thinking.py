@@ -1,0 +1,146 @@
+"""A model that thinks: folded above the answer while it goes on, with its time afterwards; not in what is copied."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+from playwright.sync_api import Browser, BrowserContext, Locator, Page, expect
+
+from tests.browser.conftest import OWNER, Problems
+from tests.browser.screen import REPLY_WITHIN_MS, composer, replies, send, wait_for_end
+from tests.browser.server import Server
+from tests.browser.thinking_model import write_thinking_model
+
+NUM_STEPS = 500  # long enough to do something meanwhile
+STEPS = [f"{number}. Step {number} of **{number * number}**.\n" for number in range(1, NUM_STEPS + 1)]
+THOUGHT = ["\nLet me look at it.\n\n", *STEPS, "\nThat is <b>it</b>.\n"]
+ANSWER = ["\n\nIt is ", "**so**, ", "because:\n\n", "```html\n<think>\n", "</think>\n```\n", "And that is all."]
+DONE = re.compile(r"^Thought for [\d.]+ s$")
+
+
+@pytest.fixture(scope="module")
+def thinker(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Server]:
+    """A server of its own, with that model."""
+    model = write_thinking_model(tmp_path_factory.mktemp("models") / "thinker", thought=THOUGHT, answer=ANSWER)
+    server = Server(tmp_path_factory.mktemp("data"), model)
+    server.install(max_tokens=1000)
+    server.start()
+    yield server
+    server.stop()
+
+
+@pytest.fixture(scope="module")
+def cookies(browser: Browser, thinker: Server, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    context = browser.new_context(base_url=thinker.url)
+    page = context.new_page()
+    page.goto("/")
+    name, password = OWNER
+    page.get_by_label("Name", exact=True).fill(name)
+    page.get_by_label("Password", exact=True).fill(password)
+    page.get_by_label("Password again").fill(password)
+    page.get_by_role("button", name="Create account and start").click()
+    composer(page).wait_for()
+    path = tmp_path_factory.mktemp("thinking") / "state.json"
+    context.storage_state(path=path)
+    context.close()
+    return path
+
+
+@pytest.fixture
+def context(browser: Browser, thinker: Server, cookies: Path, problems: Problems) -> Iterator[BrowserContext]:
+    context = browser.new_context(base_url=thinker.url, storage_state=cookies, viewport={"width": 1280, "height": 800})
+    context.set_default_timeout(10_000)
+    context.on("page", problems.watch)
+    yield context
+    context.close()
+
+
+def fold(page: Page) -> Locator:
+    return replies(page).last.locator("details.thinking")
+
+
+def answer(page: Page) -> Locator:
+    return replies(page).last.locator(".prose:not(.thought)")
+
+
+def wait_for_thinking(page: Page) -> None:
+    page.locator("details.thinking.is-running").wait_for(timeout=REPLY_WITHIN_MS)
+
+
+def test_thinking_is_folded_while_it_goes_on_and_has_its_time_afterwards(page: Page) -> None:
+    send(page, "Why?")
+    wait_for_thinking(page)
+    expect(fold(page).locator("summary")).to_have_text("Thinking …")
+    expect(fold(page)).not_to_have_attribute("open", re.compile(""))
+    expect(answer(page)).to_have_text("")
+    wait_for_end(page)
+    expect(fold(page).locator("summary")).to_have_text(DONE)
+    expect(answer(page)).to_contain_text("And that is all.")
+    shown, label = answer(page).inner_text(), fold(page).inner_text()
+    assert "Step" not in shown
+    assert "<think>\n</think>" in shown  # in the answer's code: what it talks about
+    page.reload()
+    expect(fold(page).locator("summary")).to_have_text(label)
+    assert answer(page).inner_text() == shown
+
+
+def test_the_fold_opens_from_the_keyboard_and_shows_markdown(page: Page) -> None:
+    ask_to_the_end_of_answer(page)
+    thought = fold(page).locator(".thought")
+    expect(thought).to_be_hidden()
+    fold(page).locator("summary").focus()
+    page.keyboard.press("Enter")
+    expect(thought).to_be_visible()
+    expect(thought.locator("ol > li").first).to_have_text("Step 1 of 1.")
+    expect(thought.locator("strong").first).to_have_text("1")
+    expect(thought).to_contain_text("That is <b>it</b>.")  # sanitised: text, not markup
+    page.keyboard.press("Space")
+    expect(thought).to_be_hidden()
+
+
+def ask_to_the_end_of_answer(page: Page) -> None:
+    send(page, "Why?")
+    wait_for_end(page)
+    expect(answer(page)).to_contain_text("And that is all.")
+
+
+def test_a_second_tab_comes_in_the_middle_of_thinking(page: Page, context: BrowserContext) -> None:
+    send(page, "Why?")
+    wait_for_thinking(page)
+    other = context.new_page()
+    other.goto(page.url)
+    wait_for_end(page)
+    wait_for_end(other)
+    expect(fold(other).locator("summary")).to_have_text(fold(page).locator("summary").inner_text())
+    for tab in (page, other):
+        tab.locator("details.thinking > summary").last.click()
+    assert fold(other).inner_text() == fold(page).inner_text()
+    assert answer(other).inner_text() == answer(page).inner_text()
+
+
+def test_stop_in_the_middle_of_thinking_shows_it_and_continue_goes_on(page: Page) -> None:
+    send(page, "Why?")
+    wait_for_thinking(page)
+    composer(page).press("Escape")
+    wait_for_end(page)
+    expect(replies(page).last.locator(".chip")).to_have_text("Stopped")
+    expect(fold(page)).to_have_attribute("open", "")  # there is nothing else to see
+    expect(fold(page).locator("summary")).to_have_text(DONE)
+    expect(answer(page)).to_have_text("")
+    replies(page).last.get_by_role("button", name="Continue").click()
+    expect(answer(page)).to_contain_text("And that is all.", timeout=REPLY_WITHIN_MS)
+    wait_for_end(page)
+    expect(fold(page).locator("li").first).to_have_text("Step 1 of 1.")
+    expect(fold(page).locator("li").last).to_have_text(f"Step {NUM_STEPS} of {NUM_STEPS**2}.")
+
+
+def test_copy_takes_the_answer_alone(page: Page, context: BrowserContext, thinker: Server) -> None:
+    context.grant_permissions(["clipboard-read", "clipboard-write"], origin=thinker.url)
+    ask_to_the_end_of_answer(page)
+    replies(page).last.get_by_role("button", name="Copy", exact=True).click()
+    expect(page.locator("#announcer")).to_have_text("Copied")
+    copied = page.evaluate("navigator.clipboard.readText()")
+    assert copied == "".join(ANSWER).lstrip()
