@@ -378,6 +378,15 @@ def load_opened(
         on_progress=on_progress,
         run_kernels=run_kernels,
     )
-    return LLMEngine(
+    engine = LLMEngine(
         model, opened.tokenizer, opened.chat_template, opened.config, name=opened.name, path=str(opened.model_file.path)
     )
+    logger.info(
+        "%s: kernels %s, weights %d MB, pool of %d tokens %d MB",
+        opened.name,
+        model.kernel_tier,
+        model.weight_bytes // 1_000_000,
+        opened.config.num_blocks * opened.config.block_size,
+        engine.stats().pool_bytes // 1_000_000,
+    )
+    return engine

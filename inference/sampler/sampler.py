@@ -27,9 +27,13 @@ class Sampler:
     def __init__(self, params: SamplingParams, prompt_ids: I32, vocab_size: int) -> None:
         self._params = params
         self._generator = np.random.Generator(np.random.PCG64(params.seed))
-        self._counts = np.zeros(vocab_size, np.int32)  # (V,) occurrences in the output
-        self._is_seen = np.zeros(vocab_size, np.bool_)  # (V,) in prompt or output
-        self._is_seen[prompt_ids] = True
+        self._has_counts = params.presence_penalty != 0 or params.frequency_penalty != 0
+        self._has_seen = params.repetition_penalty != 1
+        # (V,) occurrences in the output; (V,) in prompt or output. Empty for those without penalties.
+        self._counts = np.zeros(vocab_size if self._has_counts else 0, np.int32)
+        self._is_seen = np.zeros(vocab_size if self._has_seen else 0, np.bool_)
+        if self._has_seen:
+            self._is_seen[prompt_ids] = True
 
     def sample(self, logits: F32) -> int:
         """The next token for logits (V,), which are left alone. The token counts as output from now on.
@@ -43,19 +47,20 @@ class Sampler:
             token_id = int(penalised.argmax())  # the lowest id among equals
         else:
             token_id = self._draw(penalised)
-        self._counts[token_id] += 1
-        self._is_seen[token_id] = True
+        if self._has_counts:
+            self._counts[token_id] += 1
+        if self._has_seen:
+            self._is_seen[token_id] = True
         return token_id
 
     def _penalise(self, logits: F32) -> Logits:
         params = self._params
-        has_counts = params.presence_penalty != 0 or params.frequency_penalty != 0
-        if params.repetition_penalty == 1 and not has_counts:
+        if not (self._has_counts or self._has_seen):
             return logits
         penalised = logits.astype(np.float64)  # out of reach of overflow
-        if params.repetition_penalty != 1:
+        if self._has_seen:
             apply_repetition_penalty(penalised, np.flatnonzero(self._is_seen), params.repetition_penalty)
-        if has_counts:
+        if self._has_counts:
             apply_count_penalties(penalised, self._counts, params.presence_penalty, params.frequency_penalty)
         return penalised
 
