@@ -6,6 +6,7 @@ import io
 import json
 import logging
 import os
+import shutil
 import signal
 import subprocess
 import sys
@@ -120,6 +121,21 @@ def test_a_message_that_cannot_be_stored_costs_no_model(text: str, said: str, mo
     monkeypatch.setattr(llm, "start", lambda: pytest.fail("the model was loaded"))
     with pytest.raises(CommandError, match=said):
         run_ask(text)
+
+
+def test_another_model_answers_from_now_on(settings: Any, tmp_path: Path) -> None:
+    for name in ("llama", "qwen3"):
+        shutil.copytree(ROOT / "tests" / "data" / "models" / name, tmp_path / "models" / name)
+    settings.RECOLLECT_MODEL = tmp_path / "models" / "llama"
+    first = asked("Hello")
+    assert Conversation.objects.get().model_name == "llama"
+    _out, err = run_ask("--conversation", first["conversation"], "--model", "qwen3", "And you?")
+    assert "tokens will be read anew by qwen3." in err
+    assert Conversation.objects.get().model_name == "qwen3"
+    _out, err = run_ask("--conversation", first["conversation"], "Go on")
+    assert "read anew" not in err
+    with pytest.raises(CommandError, match="no model named gpt-9; there are llama, qwen3"):
+        run_ask("--model", "gpt-9", "Hello")
 
 
 def test_a_model_that_cannot_be_loaded_is_an_error_and_stores_nothing(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 from django.core.exceptions import ImproperlyConfigured
 
-from chatapp import env
+from chatapp import env, machine
 
 
 @pytest.mark.parametrize("value", [None, "", "  "])
@@ -96,3 +96,34 @@ def test_an_address_that_nobody_can_listen_on_is_refused(monkeypatch: pytest.Mon
 def test_an_address_to_listen_on_is_read(monkeypatch: pytest.MonkeyPatch, value: str) -> None:
     monkeypatch.setenv("NAME", value)
     assert env.host("NAME", "127.0.0.1") == value
+
+
+@pytest.mark.parametrize(
+    ("text", "size"),
+    [
+        ("", 7),
+        ("2000000", 2_000_000),
+        ("6GB", 6 * 10**9),
+        ("512 MiB", 512 << 20),
+        ("1tib", 1 << 40),
+        ("3000kb", 3_000_000),
+    ],
+)
+def test_a_size_has_a_unit(monkeypatch: pytest.MonkeyPatch, text: str, size: int) -> None:
+    monkeypatch.setenv("RECOLLECT_X", text)
+    assert env.num_bytes("RECOLLECT_X", 7, low=1_000_000) == size
+
+
+@pytest.mark.parametrize("text", ["6 parsecs", "-1GB", "1.5GB", "999999", "GB", "٦GB"])
+def test_a_size_that_makes_no_sense_is_refused_with_examples(monkeypatch: pytest.MonkeyPatch, text: str) -> None:
+    monkeypatch.setenv("RECOLLECT_X", text)
+    with pytest.raises(ImproperlyConfigured, match="512 MiB"):
+        env.num_bytes("RECOLLECT_X", 7, low=1_000_000)
+
+
+def test_a_container_has_the_memory_that_it_is_allowed(tmp_path: Path) -> None:
+    limit, unlimited = tmp_path / "memory.max", tmp_path / "unlimited"
+    limit.write_text("1048576\n")
+    unlimited.write_text("max\n")
+    assert machine.memory_bytes((limit,)) == 1 << 20
+    assert machine.memory_bytes((unlimited, tmp_path / "none")) == machine.memory_bytes(()) > 1 << 28
