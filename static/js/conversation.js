@@ -369,11 +369,17 @@ export class Conversation {
     for (const [id, turn] of this.#turns) {
       const article = this.transcript.get(id);
       if (article?.classList.contains("is-open")) message.paint(article, turn, [...turn.blocks.keys()]);
-      else if (article) this.#turns.delete(id); // it ended while the line was down
+      else if (article) this.#settle(turn); // it has ended, perhaps while the line was down
     }
     this.#showRunning();
     this.follower.pin();
     this.#flush();
+  }
+
+  /** A turn whose end is on the page already, as the server drew it: what was still to be drawn is not. */
+  #settle(turn) {
+    if (this.#dirty.delete(turn.message)) this.socket.send({ type: "ack", message: turn.message, seq: turn.seq });
+    this.#turns.delete(turn.message);
   }
 
   #setOlder(older) {
