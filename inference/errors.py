@@ -97,6 +97,15 @@ class ModelBusy(InferenceError):
         super().__init__(f"{num_requests} requests run with {name} or wait for it")
 
 
+class KernelsUnavailable(InferenceError):
+    """Kernels were asked for that cannot run here; `available` lists those that can."""
+
+    def __init__(self, wanted: str, available: tuple[str, ...], problem: str = "this CPU lacks what they need") -> None:
+        self.wanted = wanted
+        self.available = available
+        super().__init__(f"kernels {wanted!r} cannot run here ({problem}); there are {', '.join(available)}")
+
+
 class PoolTooLarge(InferenceError):
     """The memory for the KV pool is not to be had."""
 

@@ -47,6 +47,21 @@ class BlockStorage(Protocol):
         ...
 
 
+class KVPool(BlockStorage, Protocol):
+    """What the engine knows of the pool that a model has made for itself."""
+
+    @property
+    def block_size(self) -> int: ...
+
+    @property
+    def num_blocks(self) -> int: ...
+
+    @property
+    def nbytes(self) -> int:
+        """Bytes of the whole pool. The system hands out their pages at the first write."""
+        ...
+
+
 def bytes_per_token(num_layers: int, num_kv_heads: int, head_dim: int) -> int:
     """Bytes that one token takes in a pool of such a model: all layers, K and V together."""
     return 2 * num_layers * num_kv_heads * head_dim * np.dtype(np.float32).itemsize

@@ -111,6 +111,11 @@ class RopeTable:
         sin[:, lanes] = self._sin[positions].T
         return cos, sin
 
+    def arrays(self, num_positions: int) -> tuple[F32, F32]:
+        """cos, sin (positions, R / 2) of at least so many positions, as long as no more are asked for."""
+        self._grow(num_positions)
+        return self._cos, self._sin
+
     def _grow(self, num_positions: int) -> None:
         while len(self._cos) < num_positions:
             positions = np.arange(len(self._cos), len(self._cos) + self.STRETCH, dtype=np.float64)

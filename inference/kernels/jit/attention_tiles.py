@@ -1,0 +1,157 @@
+"""The inner loops of attention: tiles of rows against keys and values, with all sums in registers.
+
+A sum is one chain of additions, by component or by key, whatever the size of the tile: bits do not depend on it.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import llvmlite.binding as llvm
+from llvmlite import ir
+from numba import types
+
+from inference.kernels.jit.kernel_cache import instruction
+from inference.kernels.jit.vectors import F32, F32X16, I64, LANE_BYTES, constant, load_vector, pointer, splat_of
+
+CHUNK = 256  # keys
+ROW_BYTES = 4 * CHUNK  # of one row of scores
+MAX_DIRECT = 4  # rows that read float16 as it lies
+# So many sums stay in registers: 16 of 32 wide ones, or half of 16 narrow ones.
+IS_WIDE = bool(llvm.get_host_cpu_features().get("avx512f", False))
+TILE_ROWS, TILE_WIDTH, DIRECT_WIDTH = (8, 2, 4) if IS_WIDE else (4, 1, 1)
+
+
+# Tiles
+
+
+def _emit_tile(builder: Any, rows: int, width: int, first: Any, end: Any, vectors_of: Any, scalar_of: Any) -> list[Any]:
+    """Emits sums[row][w] += scalar_of(row, i) * vectors_of(i)[w] for i in first .. end - 1, at least one."""
+    before = builder.block
+    loop, done = builder.append_basic_block("tile"), builder.append_basic_block("tile_done")
+    builder.branch(loop)
+    builder.position_at_end(loop)
+    index = builder.phi(I64)
+    index.add_incoming(first, before)
+    sums = [builder.phi(F32X16) for _ in range(rows * width)]
+    for total in sums:
+        total.add_incoming(constant(0.0), before)
+    vectors = vectors_of(index)
+    results = []
+    for row in range(rows):
+        scalar = splat_of(builder, scalar_of(row, index))
+        for w, vector in enumerate(vectors):
+            results.append(builder.fadd(sums[row * width + w], builder.fmul(scalar, vector)))
+    for total, result in zip(sums, results, strict=True):
+        total.add_incoming(result, builder.block)
+    following = builder.add(index, ir.Constant(I64, 1))
+    index.add_incoming(following, builder.block)
+    builder.cbranch(builder.icmp_signed("<", following, end), loop, done)
+    builder.position_at_end(done)
+    return results
+
+
+def _offset(builder: Any, at: Any, index: Any, size: int) -> Any:
+    return builder.add(at, builder.mul(index, ir.Constant(I64, size)))
+
+
+def _read(builder: Any, at: Any, index: int) -> Any:
+    return builder.load(pointer(builder, _offset(builder, at, ir.Constant(I64, index), 8), I64), align=8)
+
+
+def _scores_tile(rows: int, width: int, *, is_half: bool) -> Any:
+    """(queries, groups, D, out): products of `rows` queries with the keys of `width` groups.
+
+    queries, groups: addresses of as many addresses, of D float32 and of (D, 16) keys. out: rows of scores.
+    """
+
+    def emit(context: Any, builder: Any, sig: Any, args: Any) -> Any:
+        queries, groups, dim, out = args
+        starts = [_read(builder, queries, row) for row in range(rows)]
+        keys = [_read(builder, groups, w) for w in range(width)]
+        sums = _emit_tile(
+            builder,
+            rows,
+            width,
+            ir.Constant(I64, 0),
+            dim,
+            lambda d: [
+                load_vector(builder, _offset(builder, at, d, LANE_BYTES // (1 + is_half)), is_half=is_half)
+                for at in keys
+            ],
+            lambda row, d: builder.load(pointer(builder, _offset(builder, starts[row], d, 4), F32), align=4),
+        )
+        for index, total in enumerate(sums):
+            place = index // width * ROW_BYTES + index % width * LANE_BYTES
+            builder.store(total, pointer(builder, builder.add(out, ir.Constant(I64, place)), F32X16), align=4)
+        return context.get_dummy_value()
+
+    @instruction
+    def tile(typingctx: Any, queries: Any, groups: Any, dim: Any, out: Any) -> Any:
+        return types.void(*[types.int64] * 4), emit
+
+    return tile
+
+
+def _values_tile(rows: int, width: int, *, is_half: bool) -> Any:
+    """(weights, groups, row_bytes, offset, first, end, out, out_bytes): values weighted and added up.
+
+    weights: rows of CHUNK float32; groups: addresses of 16 values of row_bytes each, of which 16 * width components are
+    taken from `offset` (in bytes) on; keys first .. end - 1 of the chunk. out: rows of out_bytes.
+    """
+
+    def emit(context: Any, builder: Any, sig: Any, args: Any) -> Any:
+        weights, groups, row_bytes, offset, first, end, out, out_bytes = args
+
+        def vectors_of(key: Any) -> list[Any]:
+            group = builder.lshr(key, ir.Constant(I64, 4))
+            at = builder.load(pointer(builder, _offset(builder, groups, group, 8), I64), align=8)
+            at = builder.add(at, builder.mul(builder.and_(key, ir.Constant(I64, 15)), row_bytes))
+            at = builder.add(at, offset)
+            step = LANE_BYTES // (1 + is_half)
+            places = [builder.add(at, ir.Constant(I64, w * step)) for w in range(width)]
+            return [load_vector(builder, place, is_half=is_half) for place in places]
+
+        def scalar_of(row: int, key: Any) -> Any:
+            at = builder.add(_offset(builder, weights, key, 4), ir.Constant(I64, row * ROW_BYTES))
+            return builder.load(pointer(builder, at, F32), align=4)
+
+        sums = _emit_tile(builder, rows, width, first, end, vectors_of, scalar_of)
+        for index, total in enumerate(sums):
+            at = builder.add(out, builder.mul(out_bytes, ir.Constant(I64, index // width)))
+            at = builder.add(at, ir.Constant(I64, index % width * LANE_BYTES))
+            builder.store(total, pointer(builder, at, F32X16), align=4)
+        return context.get_dummy_value()
+
+    @instruction
+    def tile(
+        typingctx: Any,
+        weights: Any,
+        groups: Any,
+        row_bytes: Any,
+        offset: Any,
+        first: Any,
+        end: Any,
+        out: Any,
+        size: Any,
+    ) -> Any:
+        return types.void(*[types.int64] * 8), emit
+
+    return tile
+
+
+scores = _scores_tile(TILE_ROWS, TILE_WIDTH, is_half=False)
+scores_1 = _scores_tile(1, DIRECT_WIDTH, is_half=True)
+scores_2 = _scores_tile(2, DIRECT_WIDTH, is_half=True)
+scores_3 = _scores_tile(3, DIRECT_WIDTH, is_half=True)
+scores_4 = _scores_tile(4, DIRECT_WIDTH, is_half=True)
+values = _values_tile(TILE_ROWS, TILE_WIDTH, is_half=False)
+values_last = _values_tile(TILE_ROWS, 1, is_half=False)
+values_1 = _values_tile(1, DIRECT_WIDTH, is_half=True)
+values_2 = _values_tile(2, DIRECT_WIDTH, is_half=True)
+values_3 = _values_tile(3, DIRECT_WIDTH, is_half=True)
+values_4 = _values_tile(4, DIRECT_WIDTH, is_half=True)
+values_1_last = _values_tile(1, 1, is_half=True)
+values_2_last = _values_tile(2, 1, is_half=True)
+values_3_last = _values_tile(3, 1, is_half=True)
+values_4_last = _values_tile(4, 1, is_half=True)

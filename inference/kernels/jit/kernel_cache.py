@@ -1,0 +1,98 @@
+"""The decorators of compiled functions, and the folder that keeps what they compiled.
+
+Numba's own cache looks at the file of a function only, not at what it calls. So the folder is named by a digest of all
+files of this room and the compiler's version: another text never meets old machine code.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import shutil
+import tempfile
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any, TypeVar, cast
+
+import llvmlite
+import numba
+from numba import cfunc, njit
+from numba.core import config
+from numba.extending import intrinsic
+
+F = TypeVar("F", bound=Callable[..., Any])
+T = TypeVar("T")
+
+_folders: list[Path] = []  # the last one keeps what is compiled
+_entries: list[Any] = []  # dispatchers of what is kept; filled while modules are imported
+
+
+def kernel(function: F) -> F:
+    """Compiles at the first call and runs without the GIL. Floats follow IEEE; an index is not checked."""
+    return cast(F, njit(nogil=True, error_model="numpy")(function))
+
+
+def entry(function: F) -> F:
+    """A kernel that Python calls; its code, with that of all that it calls, is kept."""
+    dispatcher = njit(nogil=True, error_model="numpy")(function)
+    _entries.append(dispatcher)
+    return cast(F, dispatcher)
+
+
+def compiled_function(signature: Any, function: Callable[..., Any]) -> Any:
+    """A function of C, compiled now or taken from the folder that keep_compiled() has set."""
+    if not _folders:
+        return cfunc(signature)(function)
+    return _kept_in(_folders[-1], lambda: cfunc(signature, cache=True)(function))
+
+
+def instruction(emit: Callable[..., Any]) -> Callable[..., Any]:
+    """A function that kernels call and LLVM code stands for; see numba.extending.intrinsic. Python cannot call it."""
+    return cast(Callable[..., Any], intrinsic(emit))
+
+
+def source_digest() -> str:
+    """Names the text of the kernels and the compiler, hex."""
+    digest = hashlib.sha256(f"{numba.__version__} {llvmlite.__version__}".encode())
+    for path in sorted(Path(__file__).parent.glob("*.py")):
+        digest.update(path.read_bytes())
+    return digest.hexdigest()[:16]
+
+
+def default_root() -> Path:
+    """Beside the source, where Python keeps what it compiles."""
+    return Path(__file__).parent / "__pycache__" / "kernels"
+
+
+def _folder(root: Path) -> Path:
+    return root / source_digest()
+
+
+def has_compiled(root: Path) -> bool:
+    """Whether an earlier process has kept its kernels there."""
+    return any(_folder(root).rglob("*.nbc"))
+
+
+def keep_compiled(root: Path) -> str:
+    """Keeps compiled kernels in a folder below root from now on. Returns why that is impossible, "" if it is not."""
+    folder = _folder(root)
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+        for other in root.iterdir():  # of other versions of this program
+            if other != folder and other.is_dir():
+                shutil.rmtree(other)
+        tempfile.TemporaryFile(dir=folder).close()
+    except OSError as error:
+        return f"{folder} can not be written ({error.strerror})"
+    for dispatcher in _entries:
+        _kept_in(folder, dispatcher.enable_caching)
+    _folders.append(folder)
+    return ""
+
+
+def _kept_in(folder: Path, make: Callable[[], T]) -> T:
+    """make(), during which Numba makes its caches in that folder."""
+    before, config.CACHE_DIR = config.CACHE_DIR, str(folder)  # type: ignore[attr-defined]
+    try:
+        return make()
+    finally:
+        config.CACHE_DIR = before  # type: ignore[attr-defined]

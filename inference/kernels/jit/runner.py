@@ -1,0 +1,199 @@
+"""PassRunner: turns a batch into the tables of a pass, and runs it on the team. Knows no architecture.
+
+Everything that a pass reads and writes is allocated here, at the first batch of a size, and used again.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from inference.kernels.jit.attending import thread_bytes
+from inference.kernels.jit.attention import part_bytes, part_rows
+from inference.kernels.jit.attention_tiles import CHUNK
+from inference.kernels.jit.forward import OTHER_STAGES, STAGES_PER_LAYER, serve, take_part
+from inference.kernels.jit.linear_rows import BLOCK, STEP, quantised_bytes
+from inference.kernels.jit.packing import PackedMatrix, aligned
+from inference.kernels.jit.records import EXPERT_FIELDS, JOB, LAYER, PASS, PASS_FIELDS
+from inference.kernels.jit.storage import HalfStorage
+from inference.kernels.jit.team import Team
+from inference.types import F32, ForwardBatch
+
+JOB_HEADS = 48  # rows of attention that share a converted chunk, about
+MAX_PART_BYTES = 64 << 20  # of parts that wait to be folded together
+SMALL_STEP, LARGE_STEP = BLOCK, 4 * BLOCK  # rows of a task; whole blocks of quantised rows
+MANY_TOKENS = 64
+
+
+class Layers:
+    """The table of a model's layers, and what it points to."""
+
+    def __init__(self, num_layers: int) -> None:
+        self.table: NDArray[Any] = np.zeros(num_layers, LAYER)
+        self._kept: list[object] = []
+
+    def keep(self, array: NDArray[Any] | None) -> int:
+        """The address of an array, for as long as the table lives; 0 for None."""
+        if array is None:
+            return 0
+        whole = np.ascontiguousarray(array)
+        self._kept.append(whole)
+        return int(whole.ctypes.data)
+
+    def matrices(self, parts: Sequence[PackedMatrix]) -> int:
+        """The address of the MATRIX records of the parts, side by side."""
+        self._kept.extend(parts)
+        return self.keep(np.concatenate([part.record for part in parts]))
+
+
+class PassRunner:
+    """One model on one team. Not thread-safe: one thread calls run().
+
+    constants: MODEL_FIELDS (without num_threads) and FLOAT_FIELDS by name; code: of a pass (forward.py).
+    """
+
+    def __init__(self, layers: Layers, constants: Mapping[str, float], num_threads: int, code: int) -> None:
+        self._layers = layers
+        self._constants = constants
+        self._num_threads = num_threads
+        self._passes: NDArray[Any] = np.zeros(2, PASS)
+        for name, value in constants.items():
+            self._passes[name] = value
+        self._passes["num_threads"] = num_threads
+        num_stages = len(layers.table) * STAGES_PER_LAYER + OTHER_STAGES
+        self._counters: NDArray[np.int64] = np.zeros((2, 2 * num_stages), np.int64)
+        self._memory: dict[str, tuple[NDArray[np.uint8], int]] = {}
+        self._dim, self._kv_heads = int(constants["dim"]), int(constants["num_kv_heads"])
+        self._group = int(constants["num_heads"]) // self._kv_heads
+        self._job_tokens = max(8, JOB_HEADS // self._group)
+        widths = [int(width) for width in layers.table["width"]]
+        heads = self._group * self._kv_heads * self._dim
+        self._hidden_bytes = 4 * _padded(int(constants["hidden"]))
+        self._input_width = _padded(max(int(constants["hidden"]), heads, *widths))
+        self._wide_bytes = 4 * max(self._input_width, 2 * _padded(max(widths)))
+        self._qkv_bytes = 4 * _padded(heads + 2 * self._kv_heads * self._dim)
+        self._num_experts = int(layers.table["num_experts"].max())
+        self._tables = code, int(self._passes.ctypes.data), int(layers.table.ctypes.data)
+        self._counters_address = int(self._counters.ctypes.data)
+        tables = *self._tables, self._counters_address, self._counters[0].nbytes
+        self._team = Team(num_threads, lambda state, index, seen: serve(state, index, seen, *tables))
+
+    def run(self, batch: ForwardBatch, kv: HalfStorage) -> F32:
+        """The logits (R, V) of the wanted rows; K and V of all tokens are in the pool then."""
+        logits = np.empty((len(batch.logits_rows), int(self._constants["vocab"])), np.float32)
+        half = self._team.prepare()
+        fields = self._fields(batch, kv)
+        fields["logits"] = int(logits.ctypes.data)
+        record = self._passes[half]
+        for name in PASS_FIELDS:
+            record[name] = fields[name]
+        self._counters[half] = 0
+        self._team.start()
+        code, passes, table = self._tables
+        take_part(code, passes, half, table, self._counters_address + half * self._counters[0].nbytes, 0)
+        return logits
+
+    def close(self) -> None:
+        """Ends the threads of the team."""
+        self._team.close()
+
+    def _fields(self, batch: ForwardBatch, kv: HalfStorage) -> dict[str, int]:
+        T, R = len(batch.token_ids), len(batch.logits_rows)
+        jobs, num_tasks, is_split = self._jobs(batch)
+        rows = max(T, R)
+        fields = {
+            "num_tokens": T,
+            "num_wanted": R,
+            "num_jobs": len(jobs),
+            "num_tasks": num_tasks,
+            "is_split": is_split,
+            "row_step": SMALL_STEP if T <= MANY_TOKENS else LARGE_STEP,
+            "tokens": self._copy("tokens", batch.token_ids, np.int32),
+            "positions": self._copy("positions", batch.positions, np.int32),
+            "slots": self._copy("slots", batch.slot_mapping, np.int64),
+            "wanted": self._copy("wanted", batch.logits_rows, np.int32),
+            "jobs": self._copy("jobs", jobs, JOB),
+            "keys": kv.key_address,
+            "values": kv.value_address,
+            "num_slots": kv.num_blocks * kv.block_size,
+            "block_size": kv.block_size,
+            "x": self._take("x", T * self._hidden_bytes),
+            "x_bytes": self._hidden_bytes,
+            "input": self._take("input", rows * 4 * self._input_width),
+            "input_bytes": 4 * self._input_width,
+            "quantised": self._take("quantised", quantised_bytes(rows, self._input_width)),
+            "qkv": self._take("qkv", T * self._qkv_bytes),
+            "qkv_bytes": self._qkv_bytes,
+            "wide": self._take("wide", T * self._wide_bytes),
+            "wide_bytes": self._wide_bytes,
+        }
+        scratch_bytes = -(-thread_bytes(self._job_tokens * self._group, self._dim) // 4096) * 4096
+        fields["scratch"] = self._take("scratch", self._num_threads * scratch_bytes)
+        fields["scratch_bytes"] = scratch_bytes
+        return fields | self._expert_fields(T)
+
+    def _expert_fields(self, T: int) -> dict[str, int]:
+        if not self._num_experts:
+            return dict.fromkeys(EXPERT_FIELDS, 0)
+        choices = T * int(self._constants["num_chosen"])
+        rows = choices + (BLOCK - 1) * min(choices, self._num_experts)
+        scores_bytes = 4 * _padded(self._num_experts)
+        return {
+            "scores": self._take("scores", (T + 1) * scores_bytes),
+            "scores_bytes": scores_bytes,
+            "chosen": self._take("chosen", 4 * choices),
+            "shares": self._take("shares", 4 * choices),
+            "pairs": self._take("pairs", 4 * (choices + rows)),
+            "segments": self._take("segments", 16 + 24 * self._num_experts),
+            "pair_input": self._take("pair_input", rows * 4 * self._input_width),
+            "pair_quantised": self._take("pair_quantised", quantised_bytes(rows, self._input_width)),
+            "pair_wide": self._take("pair_wide", rows * self._wide_bytes),
+        }
+
+    def _jobs(self, batch: ForwardBatch) -> tuple[NDArray[Any], int, int]:
+        """The pieces of sequences that attention takes at a time; how many tasks they are by chunk, and whether they
+        are taken so."""
+        tables = self._copy("tables", np.concatenate(batch.block_tables), np.int32)
+        rows: list[tuple[int, ...]] = []
+        num_tasks = num_bytes = 0
+        starts = batch.query_start.tolist()
+        for index, table in enumerate(batch.block_tables):
+            start, end = starts[index], starts[index + 1]
+            position = int(batch.context_lens[index]) - (end - start)
+            for first in range(start, end, self._job_tokens):
+                count = min(self._job_tokens, end - first)
+                at = position + first - start
+                num_chunks = (at + count - 1) // CHUNK + 1
+                rows.append((first, count, at, tables, num_chunks, num_tasks, num_bytes))
+                num_tasks += num_chunks * self._kv_heads
+                num_bytes += num_chunks * self._kv_heads * part_rows(count * self._group) * part_bytes(self._dim)
+            tables += 4 * len(table)
+        jobs = np.array(rows, JOB)
+        is_few = len(jobs) * self._kv_heads < 8 * self._num_threads
+        is_split = is_few and self._num_threads > 1 and num_bytes <= MAX_PART_BYTES
+        if is_split:
+            jobs["parts"] += self._take("parts", num_bytes)
+        return jobs, num_tasks, int(is_split)
+
+    def _take(self, name: str, num_bytes: int) -> int:
+        """The address of so many bytes, zeros at first."""
+        memory = self._memory.get(name)
+        if memory is None or len(memory[0]) < num_bytes:
+            whole = aligned(num_bytes)
+            memory = self._memory[name] = (whole, int(whole.ctypes.data))
+        return memory[1]
+
+    def _copy(self, name: str, array: NDArray[Any], dtype: Any) -> int:
+        """The address of a copy."""
+        num_bytes = len(array) * np.dtype(dtype).itemsize
+        address = self._take(name, num_bytes)
+        self._memory[name][0][:num_bytes].view(dtype)[...] = array
+        return address
+
+
+def _padded(width: int) -> int:
+    """Rows begin at whole steps of quantised rows."""
+    return -(-width // STEP) * STEP

@@ -1,0 +1,163 @@
+"""The stages of a layer. Each is called by every thread of the team and returns when all its tasks are done.
+
+Stages over rows take some rows of the batch at a time; products and attention are in products.py and attending.py.
+p is the pass, w the layer (records.py); `stage` is the number of the stage's counters (team.py), and what a stage
+returns is the number of the next one.
+"""
+
+from __future__ import annotations
+
+from inference.kernels.jit import elementwise
+from inference.kernels.jit.kernel_cache import kernel
+from inference.kernels.jit.linear import embed, quantise
+from inference.kernels.jit.records import Record
+from inference.kernels.jit.team import done, take, wait
+from inference.kernels.jit.vectors import get_i32, get_i64
+
+QUANTISED_STEP = 32  # inputs of products are rows of a multiple of so many numbers, zeros behind
+
+
+@kernel
+def embed_rows(p: Record, counters: int, stage: int) -> int:
+    """The residual stream of every token begins with its embedding."""
+    num_tasks = -(-p.num_tokens // p.row_step)
+    task = take(counters, stage, num_tasks)
+    while task >= 0:
+        for row in range(task * p.row_step, min((task + 1) * p.row_step, p.num_tokens)):
+            x = p.x + row * p.x_bytes
+            embed(p.embedding, get_i32(p.tokens + 4 * row), x)
+            if p.embedding_scale != 1:
+                elementwise.scale(x, p.embedding_scale, p.hidden)
+        done(counters, stage)
+        task = take(counters, stage, num_tasks)
+    wait(counters, stage, num_tasks)
+    return stage + 1
+
+
+@kernel
+def add_rows(p: Record, bias: int, post_norm: int, norm: int, counters: int, stage: int) -> int:
+    """Adds `wide` to the residual stream, with its bias and norm if there are any; then, if there is a norm for what
+    comes next, the normalised rows are the next input."""
+    num_tasks = -(-p.num_tokens // p.row_step)
+    task = take(counters, stage, num_tasks)
+    while task >= 0:
+        first, end = task * p.row_step, min((task + 1) * p.row_step, p.num_tokens)
+        for row in range(first, end):
+            added = p.wide + row * p.wide_bytes
+            if bias:
+                elementwise.add(added, bias, p.hidden)
+            if post_norm:
+                elementwise.rms_norm(added, post_norm, p.eps, p.hidden, added)
+            elementwise.add(p.x + row * p.x_bytes, added, p.hidden)
+        if norm:
+            _normalise(p, norm, first, end)
+        done(counters, stage)
+        task = take(counters, stage, num_tasks)
+    wait(counters, stage, num_tasks)
+    return stage + 1
+
+
+@kernel
+def norm_rows(p: Record, norm: int, counters: int, stage: int) -> int:
+    """The normalised residual stream as the next input."""
+    num_tasks = -(-p.num_tokens // p.row_step)
+    task = take(counters, stage, num_tasks)
+    while task >= 0:
+        _normalise(p, norm, task * p.row_step, min((task + 1) * p.row_step, p.num_tokens))
+        done(counters, stage)
+        task = take(counters, stage, num_tasks)
+    wait(counters, stage, num_tasks)
+    return stage + 1
+
+
+@kernel
+def norm_wanted(p: Record, counters: int, stage: int) -> int:
+    """The last norm of the rows whose logits are wanted, in their order, as the next input."""
+    num_tasks = -(-p.num_wanted // p.row_step)
+    task = take(counters, stage, num_tasks)
+    while task >= 0:
+        first, end = task * p.row_step, min((task + 1) * p.row_step, p.num_wanted)
+        for index in range(first, end):
+            x = p.x + get_i32(p.wanted + 4 * index) * p.x_bytes
+            elementwise.rms_norm(x, p.final_norm, p.eps, p.hidden, p.input + index * p.input_bytes)
+        quantise_input(p, p.hidden, first, end)
+        done(counters, stage)
+        task = take(counters, stage, num_tasks)
+    wait(counters, stage, num_tasks)
+    return stage + 1
+
+
+@kernel
+def _normalise(p: Record, norm: int, first: int, end: int) -> None:
+    for row in range(first, end):
+        elementwise.rms_norm(p.x + row * p.x_bytes, norm, p.eps, p.hidden, p.input + row * p.input_bytes)
+    quantise_input(p, p.hidden, first, end)
+
+
+@kernel
+def quantise_input(p: Record, width: int, first: int, end: int) -> None:
+    """Rows of the input, `width` numbers each, also as integers."""
+    padded = -(-width // QUANTISED_STEP) * QUANTISED_STEP
+    if padded > width:
+        for row in range(first, end):
+            elementwise.clear(p.input + row * p.input_bytes + 4 * width, padded - width)
+    quantise(p.quantise, p.input, p.input_bytes // 4, padded, p.quantised, first, end)
+
+
+@kernel
+def place_heads(p: Record, w: Record, layer: int, counters: int, stage: int) -> int:
+    """Biases, norms and rotation of queries and keys; keys and values go into the pool, queries are scaled."""
+    num_tasks = -(-p.num_tokens // p.row_step)
+    task = take(counters, stage, num_tasks)
+    while task >= 0:
+        for row in range(task * p.row_step, min((task + 1) * p.row_step, p.num_tokens)):
+            _place_row(p, w, layer, row)
+        done(counters, stage)
+        task = take(counters, stage, num_tasks)
+    wait(counters, stage, num_tasks)
+    return stage + 1
+
+
+@kernel
+def _place_row(p: Record, w: Record, layer: int, row: int) -> None:
+    heads, size = p.qkv + row * p.qkv_bytes, 4 * p.dim
+    num_turned = p.num_heads + p.num_kv_heads
+    if w.qkv_bias:
+        elementwise.add(heads, w.qkv_bias, (num_turned + p.num_kv_heads) * p.dim)
+    half = p.rotary // 2
+    angles = 4 * half * get_i32(p.positions + 4 * row)
+    for head in range(num_turned):
+        at = heads + head * size
+        norm = w.q_norm if head < p.num_heads else w.k_norm
+        if norm:
+            elementwise.rms_norm(at, norm, p.eps, p.dim, at)
+        if w.cos:
+            elementwise.rotate(at, w.cos + angles, w.sin + angles, half)
+    elementwise.scale(heads, p.attention_scale, p.num_heads * p.dim)
+    slot = get_i64(p.slots + 8 * row)
+    for head in range(p.num_kv_heads):
+        place = (layer * p.num_kv_heads + head) * p.num_slots
+        key = heads + (p.num_heads + head) * size
+        elementwise.write_key(key, slot, p.dim, p.keys + 2 * place * p.dim)
+        value = heads + (num_turned + head) * size
+        elementwise.write_value(value, slot, p.dim, p.values + 2 * place * elementwise.padded(p.dim))
+
+
+@kernel
+def activate_rows(p: Record, w: Record, counters: int, stage: int) -> int:
+    """The gated activation of `wide` as the next input."""
+    num_tasks = -(-p.num_tokens // p.row_step)
+    task = take(counters, stage, num_tasks)
+    while task >= 0:
+        first, end = task * p.row_step, min((task + 1) * p.row_step, p.num_tokens)
+        for row in range(first, end):
+            gate = p.wide + row * p.wide_bytes
+            if w.gate_up_bias:
+                elementwise.add(gate, w.gate_up_bias, 2 * w.width)
+            up = gate + 4 * w.width
+            elementwise.activate(gate, up, p.activation, w.width, p.input + row * p.input_bytes)
+        quantise_input(p, w.width, first, end)
+        done(counters, stage)
+        task = take(counters, stage, num_tasks)
+    wait(counters, stage, num_tasks)
+    return stage + 1

@@ -1,0 +1,344 @@
+"""Sixteen float32 numbers as one value inside a compiled kernel, so that kernels read like arithmetic.
+
+`lanes` is an LLVM vector <16 x float>: one register with AVX-512, two with AVX2, four with NEON. Every operation is
+IEEE, rounded once and never contracted, so its bits are the same on each of them and in NumPy. Addresses are plain
+integers, in bytes; what lies there is the caller's business.
+"""
+
+from __future__ import annotations
+
+import operator
+from typing import Any
+
+from llvmlite import ir
+from numba import types
+from numba.core import cgutils
+from numba.core.imputils import lower_builtin
+from numba.core.typing.templates import ConcreteTemplate, infer_global, signature
+from numba.extending import models, register_model
+
+from inference.kernels.jit.kernel_cache import instruction, kernel
+
+NUM_LANES = 16
+LANE_BYTES = 64  # of one vector in memory
+
+F16, F32, I32, I64 = ir.HalfType(), ir.FloatType(), ir.IntType(32), ir.IntType(64)
+F16X16, F32X16, I32X16 = ir.VectorType(F16, 16), ir.VectorType(F32, 16), ir.VectorType(I32, 16)
+MAX_F16 = 65504.0
+
+
+class LanesType(types.Type):
+    def __init__(self) -> None:
+        super().__init__(name="lanes")
+
+
+lanes = LanesType()
+
+
+@register_model(LanesType)
+class LanesModel(models.PrimitiveModel):
+    def __init__(self, manager: Any, fe_type: Any) -> None:
+        super().__init__(manager, fe_type, F32X16)
+
+
+# Emitting
+
+
+def pointer(builder: Any, at: Any, element: Any) -> Any:
+    return builder.inttoptr(at, element.as_pointer())
+
+
+def splat_of(builder: Any, scalar: Any) -> Any:
+    """The scalar in every lane."""
+    undefined = ir.Constant(ir.VectorType(scalar.type, NUM_LANES), ir.Undefined)
+    first = builder.insert_element(undefined, scalar, ir.Constant(I32, 0))
+    return builder.shuffle_vector(first, undefined, ir.Constant(I32X16, [0] * NUM_LANES))
+
+
+def load_vector(builder: Any, at: Any, *, is_half: bool = False) -> Any:
+    """<16 x float> from memory, where it may lie as float16."""
+    if is_half:
+        return builder.fpext(builder.load(pointer(builder, at, F16X16), align=2), F32X16)
+    return builder.load(pointer(builder, at, F32X16), align=4)
+
+
+def constant(value: float) -> Any:
+    return ir.Constant(F32X16, [value] * NUM_LANES)
+
+
+def call(builder: Any, name: str, result: Any, *arguments: Any) -> Any:
+    kind = ir.FunctionType(result, [argument.type for argument in arguments])
+    return builder.call(cgutils.get_or_insert_function(builder.module, kind, name), arguments)
+
+
+def _is_below(builder: Any, count: Any) -> Any:
+    """<16 x i1>: lane < count, an i64."""
+    numbers = ir.Constant(I32X16, list(range(NUM_LANES)))
+    return builder.icmp_signed("<", numbers, splat_of(builder, builder.trunc(count, I32)))
+
+
+# Memory
+
+
+@instruction
+def load(typingctx: Any, at: Any) -> Any:
+    return lanes(types.int64), lambda context, builder, sig, args: load_vector(builder, args[0])
+
+
+@instruction
+def load_half(typingctx: Any, at: Any) -> Any:
+    """16 float16, converted, which is exact."""
+    return lanes(types.int64), lambda context, builder, sig, args: load_vector(builder, args[0], is_half=True)
+
+
+@instruction
+def load_first(typingctx: Any, at: Any, count: Any) -> Any:
+    """The first count numbers, zeros behind them, of which nothing is read."""
+
+    def emit(context: Any, builder: Any, sig: Any, args: Any) -> Any:
+        place = pointer(builder, args[0], F32X16)
+        return call(
+            builder,
+            "llvm.masked.load.v16f32.p0",
+            F32X16,
+            place,
+            ir.Constant(I32, 4),
+            _is_below(builder, args[1]),
+            constant(0.0),
+        )
+
+    return lanes(types.int64, types.int64), emit
+
+
+@instruction
+def store(typingctx: Any, at: Any, value: Any) -> Any:
+    def emit(context: Any, builder: Any, sig: Any, args: Any) -> Any:
+        builder.store(args[1], pointer(builder, args[0], F32X16), align=4)
+        return context.get_dummy_value()
+
+    return types.void(types.int64, lanes), emit
+
+
+@instruction
+def store_first(typingctx: Any, at: Any, value: Any, count: Any) -> Any:
+    """The first count lanes; nothing else is written."""
+
+    def emit(context: Any, builder: Any, sig: Any, args: Any) -> Any:
+        at, value, count = args
+        place, align = pointer(builder, at, F32X16), ir.Constant(I32, 4)
+        call(builder, "llvm.masked.store.v16f32.p0", ir.VoidType(), value, place, align, _is_below(builder, count))
+        return context.get_dummy_value()
+
+    return types.void(types.int64, lanes, types.int64), emit
+
+
+@instruction
+def store_half(typingctx: Any, at: Any, value: Any) -> Any:
+    """As 16 float16, rounded to nearest even; what is beyond their range, NaN included, as the largest of them."""
+
+    def emit(context: Any, builder: Any, sig: Any, args: Any) -> Any:
+        top, bottom = constant(MAX_F16), constant(-MAX_F16)
+        value = builder.select(builder.fcmp_ordered("<", args[1], top), args[1], top)
+        value = builder.select(builder.fcmp_ordered(">", value, bottom), value, bottom)
+        builder.store(builder.fptrunc(value, F16X16), pointer(builder, args[0], F16X16), align=2)
+        return context.get_dummy_value()
+
+    return types.void(types.int64, lanes), emit
+
+
+@instruction
+def get_f32(typingctx: Any, at: Any) -> Any:
+    return types.float32(types.int64), lambda c, builder, s, args: builder.load(pointer(builder, args[0], F32), align=4)
+
+
+@instruction
+def set_f32(typingctx: Any, at: Any, value: Any) -> Any:
+    def emit(context: Any, builder: Any, sig: Any, args: Any) -> Any:
+        builder.store(args[1], pointer(builder, args[0], F32), align=4)
+        return context.get_dummy_value()
+
+    return types.void(types.int64, types.float32), emit
+
+
+@instruction
+def set_half(typingctx: Any, at: Any, value: Any) -> Any:
+    """One number as float16, like store_half."""
+
+    def emit(context: Any, builder: Any, sig: Any, args: Any) -> Any:
+        top, bottom = ir.Constant(F32, MAX_F16), ir.Constant(F32, -MAX_F16)
+        value = builder.select(builder.fcmp_ordered("<", args[1], top), args[1], top)
+        value = builder.select(builder.fcmp_ordered(">", value, bottom), value, bottom)
+        builder.store(builder.fptrunc(value, F16), pointer(builder, args[0], F16), align=2)
+        return context.get_dummy_value()
+
+    return types.void(types.int64, types.float32), emit
+
+
+@instruction
+def get_i32(typingctx: Any, at: Any) -> Any:
+    """An int32 as int64."""
+
+    def emit(context: Any, builder: Any, sig: Any, args: Any) -> Any:
+        return builder.sext(builder.load(pointer(builder, args[0], I32), align=4), I64)
+
+    return types.int64(types.int64), emit
+
+
+@instruction
+def set_i32(typingctx: Any, at: Any, value: Any) -> Any:
+    def emit(context: Any, builder: Any, sig: Any, args: Any) -> Any:
+        builder.store(builder.trunc(args[1], I32), pointer(builder, args[0], I32), align=4)
+        return context.get_dummy_value()
+
+    return types.void(types.int64, types.int64), emit
+
+
+@instruction
+def get_i64(typingctx: Any, at: Any) -> Any:
+    return types.int64(types.int64), lambda c, builder, s, args: builder.load(pointer(builder, args[0], I64), align=8)
+
+
+@instruction
+def set_i64(typingctx: Any, at: Any, value: Any) -> Any:
+    def emit(context: Any, builder: Any, sig: Any, args: Any) -> Any:
+        builder.store(args[1], pointer(builder, args[0], I64), align=8)
+        return context.get_dummy_value()
+
+    return types.void(types.int64, types.int64), emit
+
+
+@instruction
+def as_pointer(typingctx: Any, at: Any) -> Any:
+    def emit(context: Any, builder: Any, sig: Any, args: Any) -> Any:
+        return builder.inttoptr(args[0], ir.IntType(8).as_pointer())
+
+    return types.voidptr(types.int64), emit
+
+
+@instruction
+def call_code(typingctx: Any, code: Any, a: Any, b: Any, c: Any, d: Any, e: Any) -> Any:
+    """Calls the function at an address with five int64."""
+
+    def emit(context: Any, builder: Any, sig: Any, args: Any) -> Any:
+        kind = ir.FunctionType(ir.VoidType(), [I64] * 5)
+        builder.call(builder.inttoptr(args[0], kind.as_pointer()), args[1:])
+        return context.get_dummy_value()
+
+    return types.void(*[types.int64] * 6), emit
+
+
+# Arithmetic
+
+
+@instruction
+def splat(typingctx: Any, scalar: Any) -> Any:
+    return lanes(types.float32), lambda context, builder, sig, args: splat_of(builder, args[0])
+
+
+def _define(operation: Any, emit: Any) -> None:
+    """Gives the lanes an operator of Python's."""
+
+    @infer_global(operation)
+    class Template(ConcreteTemplate):
+        cases = [signature(lanes, lanes, lanes)]
+
+    lower_builtin(operation, lanes, lanes)(lambda context, builder, sig, args: emit(builder)(*args))
+
+
+_define(operator.add, lambda builder: builder.fadd)
+_define(operator.sub, lambda builder: builder.fsub)
+_define(operator.mul, lambda builder: builder.fmul)
+_define(operator.truediv, lambda builder: builder.fdiv)
+
+
+@instruction
+def maximum(typingctx: Any, a: Any, b: Any) -> Any:
+    """a where it is above b, else b."""
+
+    def emit(context: Any, builder: Any, sig: Any, args: Any) -> Any:
+        return builder.select(builder.fcmp_ordered(">", *args), *args)
+
+    return lanes(lanes, lanes), emit
+
+
+@instruction
+def keep_between(typingctx: Any, value: Any, low: Any, high: Any, other: Any) -> Any:
+    """value in the lanes low .. high - 1, the scalar `other` elsewhere."""
+
+    def emit(context: Any, builder: Any, sig: Any, args: Any) -> Any:
+        value, low, high, other = args
+        other = splat_of(builder, other)
+        value = builder.select(_is_below(builder, high), value, other)
+        return builder.select(_is_below(builder, low), other, value)
+
+    return lanes(lanes, types.int64, types.int64, types.float32), emit
+
+
+@instruction
+def square_root(typingctx: Any, value: Any) -> Any:
+    return lanes(lanes), lambda c, builder, s, args: call(builder, "llvm.sqrt.v16f32", F32X16, args[0])
+
+
+@instruction
+def sum_lanes(typingctx: Any, value: Any) -> Any:
+    """A tree of halvings: lane i + lane i + 8, then i + i + 4, ..."""
+    return types.float32(lanes), lambda c, builder, s, args: _fold(builder, args[0], builder.fadd)
+
+
+@instruction
+def max_lanes(typingctx: Any, value: Any) -> Any:
+    def emit(context: Any, builder: Any, sig: Any, args: Any) -> Any:
+        return _fold(builder, args[0], lambda a, b: builder.select(builder.fcmp_ordered(">", a, b), a, b))
+
+    return types.float32(lanes), emit
+
+
+def _fold(builder: Any, value: Any, combine: Any) -> Any:
+    for half in (8, 4, 2, 1):
+        numbers = [ir.Constant(ir.VectorType(I32, half), list(range(start, start + half))) for start in (0, half)]
+        low, high = (builder.shuffle_vector(value, value, part) for part in numbers)
+        value = combine(low, high)
+    return builder.extract_element(value, ir.Constant(I32, 0))
+
+
+# exp(x) = 2 ** n * p(r) with n the nearest whole number to x / ln 2 and r what is left, |r| <= ln 2 / 2.
+EXP_LOW, EXP_HIGH = -87.0, 88.0
+LOG2_E = 1.44269504088896341
+LN2_HIGH, LN2_LOW = 0.693359375, -2.12194440e-4  # the first has so few bits that n times it is exact
+EXP_TERMS = (
+    1.9875691500e-4,
+    1.3981999507e-3,
+    8.3334519073e-3,
+    4.1665795894e-2,
+    1.6666665459e-1,
+    5.0000001201e-1,
+    1.0,
+    1.0,
+)
+
+
+@instruction
+def exp(typingctx: Any, value: Any) -> Any:
+    """e to the power of each lane: exactly 0 below EXP_LOW, no more than at EXP_HIGH above it. Cephes' expf."""
+
+    def emit(context: Any, builder: Any, sig: Any, args: Any) -> Any:
+        low, high = constant(EXP_LOW), constant(EXP_HIGH)
+        x = builder.select(builder.fcmp_ordered(">", args[0], low), args[0], low)
+        x = builder.select(builder.fcmp_ordered("<", x, high), x, high)
+        n = call(builder, "llvm.rint.v16f32", F32X16, builder.fmul(x, constant(LOG2_E)))
+        r = builder.fsub(x, builder.fmul(n, constant(LN2_HIGH)))
+        r = builder.fsub(r, builder.fmul(n, constant(LN2_LOW)))
+        power = constant(EXP_TERMS[0])
+        for term in EXP_TERMS[1:]:
+            power = builder.fadd(builder.fmul(power, r), constant(term))
+        shift = builder.shl(builder.fptosi(n, I32X16), ir.Constant(I32X16, [23] * NUM_LANES))
+        scaled = builder.bitcast(builder.add(builder.bitcast(power, I32X16), shift), F32X16)
+        return builder.select(builder.fcmp_ordered("<", args[0], low), constant(0.0), scaled)
+
+    return lanes(lanes), emit
+
+
+@kernel
+def exp_scalar(x: float) -> float:
+    """The same of one number."""
+    return max_lanes(exp(splat(x)))
