@@ -205,7 +205,7 @@ class EngineConfig:
     max_model_len: int = 0  # 0: what the model was trained for
     num_threads: int = 0  # 0: one per core
     kernels: str = "auto"  # one of KERNELS
-    kernel_cache: str = ""  # a folder that keeps compiled kernels; "": every process compiles them anew
+    kernel_cache: str = ""  # a folder that keeps compiled kernels; "": beside their source
     is_prefix_cache_enabled: bool = True
     max_draft_tokens: int = 7  # guessed in one step, of all sequences together (prompt_lookup.py); 0: none
 

@@ -373,6 +373,8 @@ def load_opened(
         logger.info("%s: %s", opened.name, note)
     model = load_model(
         opened.model_file,
+        kernels=opened.config.kernels,
+        kernel_cache=opened.config.kernel_cache,
         num_threads=opened.config.num_threads,
         max_model_len=opened.config.max_model_len,
         on_progress=on_progress,

@@ -7,7 +7,7 @@ from collections.abc import Sequence as Seq
 import numpy as np
 
 from inference.engine.sequence import Chunk
-from inference.kernels.kv_storage import KVStorage
+from inference.kernels.kv_storage import KVPool
 from inference.model.base import Model
 from inference.types import F32, I32, I64, ForwardBatch
 
@@ -15,7 +15,7 @@ from inference.types import F32, I32, I64, ForwardBatch
 class ModelRunner:
     """The model and the KV pool that it writes to."""
 
-    def __init__(self, model: Model, kv: KVStorage) -> None:
+    def __init__(self, model: Model, kv: KVPool) -> None:
         self._model = model
         self._kv = kv
 

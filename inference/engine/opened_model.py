@@ -14,8 +14,7 @@ from pathlib import Path
 from inference.config import EngineConfig, ModelConfig
 from inference.formats.base import ModelFile
 from inference.formats.model_file import open_model_file
-from inference.kernels.kv_storage import bytes_per_token
-from inference.model.registry import estimate_weight_bytes
+from inference.model.registry import estimate_kv_bytes, estimate_weight_bytes
 from inference.tokenizer.chat_template import ChatTemplate
 from inference.tokenizer.tokenizer import Tokenizer
 
@@ -61,17 +60,14 @@ def open_model(path: Path | str, config: EngineConfig) -> OpenedModel:
     model_file = open_model_file(path)
     max_model_len = window_of(model_file.config, config)
     tokenizer = Tokenizer(model_file.tokenizer_spec)
-    sizes = model_file.config
     return OpenedModel(
         model_file,
         tokenizer,
         ChatTemplate(tokenizer, model_file.chat_template),
         config,
         max_model_len,
-        weight_bytes=estimate_weight_bytes(model_file),
-        pool_bytes=config.num_blocks
-        * config.block_size
-        * bytes_per_token(sizes.num_hidden_layers, sizes.num_key_value_heads, sizes.head_dim),
+        weight_bytes=estimate_weight_bytes(model_file, config.kernels),
+        pool_bytes=config.num_blocks * config.block_size * estimate_kv_bytes(model_file.config, config.kernels),
     )
 
 

@@ -6,7 +6,7 @@ from collections.abc import Callable
 from typing import Protocol, TypeVar
 
 from inference.config import ModelConfig
-from inference.kernels.kv_storage import KVStorage
+from inference.kernels.kv_storage import KVPool
 from inference.types import F32, ForwardBatch
 
 T = TypeVar("T")
@@ -50,11 +50,11 @@ class Model(Protocol):
         """Memory that the weights take; registry.estimate_weight_bytes() knows it beforehand."""
         ...
 
-    def new_kv(self, num_blocks: int, block_size: int) -> KVStorage:
+    def new_kv(self, num_blocks: int, block_size: int) -> KVPool:
         """A zeroed pool that fits this model."""
         ...
 
-    def forward(self, batch: ForwardBatch, kv: KVStorage) -> F32:
+    def forward(self, batch: ForwardBatch, kv: KVPool) -> F32:
         """Computes the batch's tokens, writes their K and V into the pool, and returns logits (R, V) of logits_rows.
 
         Row-invariant: the bits of a row depend on its token, position and predecessors only, never on what else is in

@@ -24,7 +24,7 @@ from inference.formats.base import ModelFile
 from inference.kernels.attention import AttentionJob, Context, attention_shapes
 from inference.kernels.blas import Blas, num_cores
 from inference.kernels.call_plan import CallPlan, Lanes, MatmulShape, fit_lanes, probe_calls, split_columns
-from inference.kernels.kv_storage import KVStorage
+from inference.kernels.kv_storage import KVPool, KVStorage
 from inference.kernels.reference import rms_norm
 from inference.kernels.scratch import Scratch
 from inference.kernels.thread_choice import ThreadChoice
@@ -83,7 +83,8 @@ class NumpyDecoder:
         config = self.config
         return KVStorage(config.num_hidden_layers, config.num_key_value_heads, config.head_dim, num_blocks, block_size)
 
-    def forward(self, batch: ForwardBatch, kv: KVStorage) -> F32:
+    def forward(self, batch: ForwardBatch, kv: KVPool) -> F32:
+        assert isinstance(kv, KVStorage), "a pool of another model"
         started_at = self._clock()
         is_small = self._beside is self._alone or len(batch.token_ids) <= self._alone.linear[-1].count
         calls = self._small_step_calls() if is_small else self._beside

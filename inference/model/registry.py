@@ -2,12 +2,16 @@
 
 from __future__ import annotations
 
+import importlib.util
+import logging
 import math
 from collections.abc import Callable
 
-from inference.errors import UnsupportedModelError
+from inference.config import ModelConfig
+from inference.errors import KernelsUnavailable, UnsupportedModelError
 from inference.formats.architectures import expected_shapes
 from inference.formats.base import ModelFile
+from inference.kernels.kv_storage import bytes_per_token
 from inference.model.architecture import Architecture
 from inference.model.base import Model, RunKernels, run_here
 from inference.model.decoder import WEIGHT_BYTES, NumpyDecoder
@@ -20,6 +24,8 @@ from inference.model.qwen3 import Qwen3Architecture
 from inference.model.qwen3_moe import Qwen3MoeArchitecture
 from inference.model.qwen3_vl import Qwen3VLArchitecture
 from inference.model.smollm3 import SmolLM3Architecture
+
+logger = logging.getLogger(__name__)
 
 ProgressFn = Callable[[float], None]  # called with 0.0 .. 1.0
 
@@ -40,6 +46,8 @@ _ARCHITECTURES: dict[str, type[Architecture]] = {
 def load_model(
     model_file: ModelFile,
     *,
+    kernels: str = "auto",
+    kernel_cache: str = "",
     num_threads: int = 0,
     max_model_len: int = 0,
     on_progress: ProgressFn | None = None,
@@ -47,28 +55,82 @@ def load_model(
 ) -> Model:
     """Reads the weights and returns a model ready to run. What uses the kernels goes through run_kernels.
 
-    num_threads 0 means one per core. max_model_len is the window it will be run with, which some models choose their
-    rotary frequencies by; 0: what it was made for. Raises UnsupportedModelError, with the known architectures, for one
-    that is not here, and ModelFileError for a tensor that cannot be read.
+    kernels and kernel_cache as in EngineConfig. num_threads 0 means one per core. max_model_len is the window it will
+    be run with, which some models choose their rotary frequencies by; 0: what it was made for. Raises
+    UnsupportedModelError, with the known architectures, for one that is not here, ModelFileError for a tensor that
+    cannot be read, and KernelsUnavailable.
     """
-    architecture = _ARCHITECTURES.get(model_file.architecture)
-    if architecture is None:
+    kind = _ARCHITECTURES.get(model_file.architecture)
+    if kind is None:
         raise UnsupportedModelError(
             model_file.path,
             f"architecture {model_file.architecture!r}",
             field="architecture",
             known=tuple(sorted(_ARCHITECTURES)),
         )
-    return NumpyDecoder(
+    architecture, report = kind(model_file.config), on_progress or (lambda fraction: None)
+    tier = choose_kernels(kernels)
+    if tier == "numpy":
+        return NumpyDecoder(
+            model_file,
+            architecture,
+            num_threads=num_threads,
+            max_model_len=max_model_len,
+            on_progress=report,
+            run_kernels=run_kernels,
+        )
+    from inference.model.compiled import CompiledDecoder  # imports Numba, which may be missing
+
+    return CompiledDecoder(
         model_file,
-        architecture(model_file.config),
+        architecture,
+        tier=tier,
+        kernel_cache=kernel_cache,
         num_threads=num_threads,
         max_model_len=max_model_len,
-        on_progress=on_progress or (lambda fraction: None),
-        run_kernels=run_kernels,
+        on_progress=report,
     )
 
 
-def estimate_weight_bytes(model_file: ModelFile) -> int:
-    """Memory that the weights will take once they are loaded. Looks at the config only."""
-    return WEIGHT_BYTES * sum(math.prod(shape) for shape in expected_shapes(model_file.config).values())
+def choose_kernels(kernels: str) -> str:
+    """The tier that runs when `kernels` is asked for, as in EngineConfig. Raises KernelsUnavailable."""
+    if kernels == "numpy":
+        return "numpy"
+    problem = _problem_with_compiling()
+    if not problem:
+        from inference.kernels.jit.cpu import choose_tier  # imports llvmlite, which may be missing
+
+        return choose_tier(kernels).name
+    if kernels != "auto":
+        raise KernelsUnavailable(kernels, ("numpy",), problem)
+    logger.warning("the kernels are NumPy's, which are slow: %s", problem)
+    return "numpy"
+
+
+def _problem_with_compiling() -> str:
+    """Why there are no compiled kernels here, "" if there are."""
+    if importlib.util.find_spec("numba") is None:
+        return "Numba is not installed"
+    from inference.kernels.jit.cpu import can_convert_halves
+
+    return "" if can_convert_halves() else "this CPU has no F16C"
+
+
+def estimate_weight_bytes(model_file: ModelFile, kernels: str = "auto") -> int:
+    """Memory that the weights will take once they are loaded. Looks at the headers only."""
+    shapes = expected_shapes(model_file.config)
+    if choose_kernels(kernels) == "numpy":
+        return WEIGHT_BYTES * sum(math.prod(shape) for shape in shapes.values())
+    from inference.kernels.jit.packing import packed_bytes
+
+    return sum(packed_bytes(model_file.matrix(name)) for name, shape in shapes.items() if len(shape) == 2)
+
+
+def estimate_kv_bytes(config: ModelConfig, kernels: str = "auto") -> int:
+    """Memory that one token takes in the KV pool."""
+    shape = config.num_hidden_layers, config.num_key_value_heads, config.head_dim
+    if choose_kernels(kernels) == "numpy":
+        return bytes_per_token(*shape)
+    from inference.kernels.jit.storage import half_bytes_per_token
+
+    return half_bytes_per_token(*shape)

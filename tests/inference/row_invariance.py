@@ -66,11 +66,13 @@ def check(model: Model, length: int, sizes: list[int], seed: int) -> None:
 
 def main() -> None:
     for num_threads in (1, 2):
-        model = load_model(RandomModelFile(small_config(heads=9, kv_heads=3, hidden=72)), num_threads=num_threads)
+        model = load_model(
+            RandomModelFile(small_config(heads=9, kv_heads=3, hidden=72)), kernels="numpy", num_threads=num_threads
+        )
         for sizes in ([1], [3], [7, 1, 64], [300], [16, 130]):
             check(model, 330, sizes, seed=len(sizes))
     for path in FIXTURES:
-        check(load_model(open_model_file(path), num_threads=2), 330, [7, 1, 130], seed=0)
+        check(load_model(open_model_file(path), kernels="numpy", num_threads=2), 330, [7, 1, 130], seed=0)
 
 
 if __name__ == "__main__":

@@ -87,7 +87,7 @@ def test_answers_are_the_same_cold_warm_chunked_and_without_cache(engine):
     request = ask(engine, "a", say("Tell me a story about a lighthouse keeper and a storm. " * 4), max_tokens=5)
     cold = answer(engine, request)
     assert answer(engine, request) == cold
-    for config in ({"is_prefix_cache_enabled": False}, {"max_batch_tokens": 7}, {"block_size": 5}):
+    for config in ({"is_prefix_cache_enabled": False}, {"max_batch_tokens": 7}, {"block_size": 48}):
         assert answer(sibling(engine, **config), request) == cold
 
 
@@ -124,7 +124,7 @@ def test_preempted_requests_give_the_answers_of_undisturbed_ones(engine):
     requests = [ask(engine, name, say(f"Write a few words about {name}."), max_tokens=16) for name in ("bees", "sand")]
     requests = [replace(request, stop_token_ids=()) for request in requests]
     expected = [answer(engine, request) for request in requests]
-    tight = sibling(engine, block_size=4, pool_tokens=len(requests[0].prompt_ids) + 16 + 12)  # they share 24 and more
+    tight = sibling(engine, block_size=16, pool_tokens=len(requests[0].prompt_ids) + 16 + 28)  # they share 16 and more
     events = run(tight, *requests)
     assert tight.stats().num_preemptions > 0
     assert [finished(events[request.request_id]).token_ids for request in requests] == expected

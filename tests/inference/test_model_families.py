@@ -21,7 +21,7 @@ BY_NAME = {path.name: path for path in FIXTURES}
 
 @cache
 def load(name: str) -> NumpyDecoder:
-    model = load_model(open_model_file(BY_NAME[name]), num_threads=2)
+    model = load_model(open_model_file(BY_NAME[name]), kernels="numpy", num_threads=2)
     assert isinstance(model, NumpyDecoder)
     return model
 
@@ -45,7 +45,7 @@ def test_split_company_and_blocks_do_not_change_the_bits(name: str, length: int,
 @pytest.mark.parametrize("name", ["gemma3_text", "qwen2", "qwen3_moe"])
 @pytest.mark.parametrize("num_threads", [1, 3])
 def test_the_number_of_threads_does_not_change_the_bits(name: str, num_threads: int) -> None:
-    other = load_model(open_model_file(BY_NAME[name]), num_threads=num_threads)
+    other = load_model(open_model_file(BY_NAME[name]), kernels="numpy", num_threads=num_threads)
     tokens = np.random.default_rng(0).integers(0, 256, 400)
     np.testing.assert_array_equal(whole_logits(other, tokens), whole_logits(load(name), tokens))
     assert other.fingerprint == load(name).fingerprint
@@ -67,14 +67,17 @@ def test_what_kv_depends_on_changes_the_fingerprint() -> None:
     seen = {load("mistral").fingerprint}
     for changes in ({"sliding_window": 38}, {"no_rope_layers": (1, 0)}, {"query_pre_attn_scalar": 3.0}):
         model_file.config = replace(open_model_file(BY_NAME["mistral"]).config, **changes)
-        seen.add(load_model(model_file, num_threads=2).fingerprint)
+        seen.add(load_model(model_file, kernels="numpy", num_threads=2).fingerprint)
     assert len(seen) == 4
 
 
 def test_the_window_that_chooses_the_table_is_part_of_the_fingerprint() -> None:
     """Up to 128 positions the short factors serve; KV computed with the long ones is of no use there."""
     model_file = open_model_file(BY_NAME["phi3-longrope"])
-    by_window = {window: load_model(model_file, num_threads=2, max_model_len=window) for window in (64, 128, 129, 0)}
+    by_window = {
+        window: load_model(model_file, kernels="numpy", num_threads=2, max_model_len=window)
+        for window in (64, 128, 129, 0)
+    }
     assert by_window[64].fingerprint == by_window[128].fingerprint
     assert by_window[129].fingerprint == by_window[0].fingerprint
     assert by_window[128].fingerprint != by_window[129].fingerprint
@@ -100,7 +103,7 @@ def test_experts_are_chosen_by_score_and_weighted_by_softmax(is_normalised: bool
 
 
 def test_experts_that_nobody_chose_are_not_read() -> None:
-    model = load_model(open_model_file(BY_NAME["qwen3_moe"]), num_threads=1)
+    model = load_model(open_model_file(BY_NAME["qwen3_moe"]), kernels="numpy", num_threads=1)
     assert isinstance(model, NumpyDecoder)
     tokens = np.array([7], np.int64)
     expected = whole_logits(model, tokens)

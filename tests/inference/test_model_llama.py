@@ -34,7 +34,9 @@ CONFIGS = {
 
 @pytest.fixture(scope="module")
 def models() -> dict[str, Model]:
-    return {name: load_model(RandomModelFile(config), num_threads=2) for name, config in CONFIGS.items()}
+    return {
+        name: load_model(RandomModelFile(config), kernels="numpy", num_threads=2) for name, config in CONFIGS.items()
+    }
 
 
 @pytest.mark.parametrize("name", CONFIGS)
@@ -66,7 +68,7 @@ def test_split_company_and_blocks_do_not_change_the_bits(
 @pytest.mark.parametrize("name", CONFIGS)
 @pytest.mark.parametrize("num_threads", [1, 3])
 def test_the_number_of_threads_does_not_change_the_bits(models: dict[str, Model], name: str, num_threads: int) -> None:
-    other = load_model(RandomModelFile(CONFIGS[name]), num_threads=num_threads)
+    other = load_model(RandomModelFile(CONFIGS[name]), kernels="numpy", num_threads=num_threads)
     tokens = np.random.default_rng(0).integers(0, 96, 400)
     np.testing.assert_array_equal(whole_logits(other, tokens), whole_logits(models[name], tokens))
     assert other.fingerprint == models[name].fingerprint
@@ -130,7 +132,7 @@ def test_a_failed_step_leaves_the_model_usable(
 def test_the_fingerprint_changes_with_what_kv_depends_on(models: dict[str, Model]) -> None:
     fingerprints = [model.fingerprint for model in models.values()]
     assert len(set(fingerprints)) == len(fingerprints)
-    again = load_model(RandomModelFile(CONFIGS["grouped"]), num_threads=2)
+    again = load_model(RandomModelFile(CONFIGS["grouped"]), kernels="numpy", num_threads=2)
     assert again.fingerprint == models["grouped"].fingerprint
 
 
@@ -154,7 +156,7 @@ def test_long_prompts_take_wide_calls_whatever_the_shape(models: dict[str, Model
 
 def test_loading_reports_its_progress() -> None:
     seen: list[float] = []
-    load_model(RandomModelFile(small_config()), num_threads=1, on_progress=seen.append)
+    load_model(RandomModelFile(small_config()), kernels="numpy", num_threads=1, on_progress=seen.append)
     assert seen == sorted(seen)
     assert seen[-1] == 1.0
 

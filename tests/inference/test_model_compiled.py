@@ -1,0 +1,180 @@
+"""The compiled decoder: the oracle's bits for every family, and the same ones however a position is computed."""
+
+from __future__ import annotations
+
+import importlib.util
+import json
+from functools import cache
+from pathlib import Path
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from inference.errors import KernelsUnavailable
+from inference.formats.model_file import open_model_file
+from inference.kernels.jit.cpu import available_tiers
+from inference.model.compiled import CompiledDecoder
+from inference.model.registry import choose_kernels, estimate_kv_bytes, estimate_weight_bytes, load_model
+from tests.inference.q15_model import oracle_logits
+from tests.inference.random_model import RandomModelFile, make_batch, small_config
+from tests.inference.row_invariance import BLOCK_SIZE, FIXTURES, check, logits_in_company, whole_logits
+
+BY_NAME = {path.name: path for path in FIXTURES}
+TIERS = tuple(tier.name for tier in available_tiers())
+CASES = json.loads((Path(__file__).parents[1] / "data" / "smollm2-greedy.json").read_text())["cases"]
+SHAPES = {
+    "a head wider than a vector": small_config(heads=4, kv_heads=2, head_dim=40),
+    "a head of ten": small_config(heads=5, kv_heads=5, head_dim=10, hidden=72),
+    "many heads for one kv head": small_config(heads=20, kv_heads=1, head_dim=10, hidden=200),
+    "seven heads a group": small_config(heads=14, kv_heads=2, head_dim=16),
+    "widths that fill no vector": small_config(heads=3, kv_heads=3, head_dim=8, hidden=40, intermediate=50),
+    "an untied head": small_config(is_tied=False),
+    "a large head": small_config(heads=2, kv_heads=1, head_dim=256),
+}
+
+
+@cache
+def load(name: str, num_threads: int = 2, tier: str = "auto") -> CompiledDecoder:
+    model_file = RandomModelFile(SHAPES[name]) if name in SHAPES else open_model_file(BY_NAME[name])
+    model = load_model(model_file, kernels=tier, num_threads=num_threads)
+    assert isinstance(model, CompiledDecoder)
+    return model
+
+
+@pytest.fixture(scope="module")
+def smollm2(model_path: Path) -> CompiledDecoder:
+    model = load_model(open_model_file(model_path), num_threads=2)
+    assert isinstance(model, CompiledDecoder)
+    return model
+
+
+@pytest.mark.parametrize("path", FIXTURES, ids=lambda path: path.name)
+def test_a_pass_of_every_family_gives_the_bits_of_the_oracle(path: Path) -> None:
+    model_file = open_model_file(path)
+    with np.load(path / "expected.npz") as expected:
+        ids, window = expected["ids_2"][:290], int(expected["window_2"])
+    model = load_model(model_file, num_threads=2, max_model_len=window)
+    np.testing.assert_array_equal(whole_logits(model, ids), oracle_logits(model_file, ids, window))
+
+
+@pytest.mark.parametrize("name", SHAPES)
+def test_a_pass_of_any_shape_gives_the_bits_of_the_oracle(name: str) -> None:
+    ids = np.random.default_rng(0).integers(0, 96, 270)
+    np.testing.assert_array_equal(whole_logits(load(name), ids), oracle_logits(RandomModelFile(SHAPES[name]), ids))
+
+
+@pytest.mark.model
+def test_the_default_model_gives_the_bits_of_the_oracle(smollm2: CompiledDecoder, model_path: Path) -> None:
+    ids = np.array(CASES[0]["prompt_ids"][:9])
+    np.testing.assert_array_equal(whole_logits(smollm2, ids), oracle_logits(open_model_file(model_path), ids))
+
+
+@given(
+    name=st.sampled_from([*sorted(BY_NAME), *sorted(SHAPES)]),
+    length=st.integers(1, 600),
+    sizes=st.lists(st.integers(1, 300), min_size=1, max_size=4),
+    seed=st.integers(0, 1 << 30),
+)
+@settings(max_examples=80, deadline=None)
+def test_split_company_and_blocks_do_not_change_the_bits(name: str, length: int, sizes: list[int], seed: int) -> None:
+    check(load(name), length, [max(size, length // 60) for size in sizes], seed)
+
+
+@pytest.mark.model
+@pytest.mark.parametrize("sizes", [[512], [64], [7, 1, 200, 3], [1]], ids=str)
+def test_chunks_and_company_do_not_change_the_bits_of_the_default_model(
+    smollm2: CompiledDecoder, sizes: list[int]
+) -> None:
+    rng = np.random.default_rng(len(sizes))
+    tokens = rng.integers(0, smollm2.config.vocab_size, 600 if min(sizes) > 1 else 290)
+    expected = whole_logits(smollm2, tokens)
+    found = logits_in_company(smollm2, tokens, sizes, rng, max_strangers=2)
+    np.testing.assert_array_equal(found, expected)
+
+
+@pytest.mark.model
+def test_a_prefix_taken_from_other_blocks_does_not_change_the_bits_wherever_it_ends(smollm2: CompiledDecoder) -> None:
+    """Cold against a hit: the first rows were computed by another sequence, and copied inside the last block."""
+    tokens = np.random.default_rng(0).integers(0, smollm2.config.vocab_size, 300)
+    num_blocks = -(-len(tokens) // BLOCK_SIZE)
+    kv = smollm2.new_kv(2 * num_blocks, BLOCK_SIZE)
+    donor, own = np.arange(num_blocks), np.arange(num_blocks, 2 * num_blocks)
+    expected = smollm2.forward(make_batch([(tokens, 0, donor)], BLOCK_SIZE, [299]), kv)
+    for split in (1, 15, 16, 17, 100, 255, 256, 257, 288, 299):
+        whole, rest = divmod(split, BLOCK_SIZE)
+        table = np.concatenate((donor[:whole], own[whole:])).astype(np.int32)
+        if rest:
+            kv.copy_rows(int(donor[whole]), int(own[whole]), rest)
+        found = smollm2.forward(make_batch([(tokens[split:], split, table)], BLOCK_SIZE, [299 - split]), kv)
+        np.testing.assert_array_equal(found, expected)
+
+
+@pytest.mark.parametrize("name", ["gemma3_text", "llama", "qwen3_moe"])
+@pytest.mark.parametrize("num_threads", [1, 3])
+def test_the_number_of_threads_does_not_change_the_bits(name: str, num_threads: int) -> None:
+    tokens = np.random.default_rng(0).integers(0, 256, 400)
+    other = load(name, num_threads)
+    np.testing.assert_array_equal(whole_logits(other, tokens), whole_logits(load(name), tokens))
+    assert other.fingerprint == load(name).fingerprint
+
+
+@pytest.mark.parametrize("name", ["llama", "qwen3_moe"])
+@pytest.mark.parametrize("tier", TIERS)
+def test_tiers_differ_in_their_names_only(name: str, tier: str) -> None:
+    tokens = np.random.default_rng(0).integers(0, 256, 90)
+    other = load(name, 2, tier)
+    assert other.kernel_tier == tier
+    np.testing.assert_array_equal(whole_logits(other, tokens), whole_logits(load(name), tokens))
+    assert other.fingerprint == load(name).fingerprint
+
+
+def test_only_the_wanted_rows_come_back_in_the_order_asked_for_and_belong_to_the_caller() -> None:
+    model, tokens, table = load("an untied head"), np.arange(50), np.arange(4)
+    kv = model.new_kv(4, BLOCK_SIZE)
+    everything = model.forward(make_batch([(tokens, 0, table)], BLOCK_SIZE), kv)
+    kept = everything.copy()
+    some = model.forward(make_batch([(tokens, 0, table)], BLOCK_SIZE, [49, 3, 3, 20]), kv)
+    np.testing.assert_array_equal(some, everything[[49, 3, 3, 20]])
+    np.testing.assert_array_equal(everything, kept)
+    assert model.forward(make_batch([(tokens, 0, table)], BLOCK_SIZE, []), kv).shape == (0, 96)
+
+
+def test_numbers_that_break_down_are_seen_in_the_logits_of_their_own_row_only() -> None:
+    broken = RandomModelFile(SHAPES["an untied head"])
+    broken.tensor("model.embed_tokens.weight")[7] = np.nan
+    model, table = load_model(broken, num_threads=2), np.arange(1)
+    ids = np.array([3, 5, 7, 9])
+    logits = model.forward(make_batch([(ids, 0, table)], BLOCK_SIZE), model.new_kv(1, BLOCK_SIZE))
+    assert np.isnan(logits[2]).all()
+    assert np.isfinite(logits[[0, 1]]).all()
+
+
+def test_kernels_can_be_asked_for_by_name() -> None:
+    assert choose_kernels("auto") == TIERS[0]
+    assert choose_kernels("numpy") == "numpy"
+    with pytest.raises(KernelsUnavailable, match=r"'amx'.*generic, numpy") as caught:
+        choose_kernels("amx")
+    assert caught.value.available == (*TIERS, "numpy")
+
+
+def test_without_numba_numpy_runs_and_says_so(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    found = importlib.util.find_spec
+    monkeypatch.setattr(importlib.util, "find_spec", lambda name: None if name == "numba" else found(name))
+    model = load_model(open_model_file(BY_NAME["llama"]), num_threads=1)
+    assert model.kernel_tier == "numpy"
+    assert "Numba is not installed" in caplog.text
+    with pytest.raises(KernelsUnavailable, match="Numba is not installed"):
+        choose_kernels("generic")
+
+
+@pytest.mark.parametrize("name", ["qwen3_moe", "gemma3", "phi3"])
+@pytest.mark.parametrize("kernels", ["auto", "numpy"])
+def test_estimates_are_what_loading_takes(name: str, kernels: str) -> None:
+    model_file = open_model_file(BY_NAME[name])
+    model = load_model(model_file, kernels=kernels, num_threads=1)
+    assert 0.9 < estimate_weight_bytes(model_file, kernels) / model.weight_bytes < 1.1
+    assert estimate_kv_bytes(model_file.config, kernels) == model.new_kv(1, BLOCK_SIZE).bytes_per_token
