@@ -22,8 +22,8 @@ from tests.inference.cache_world import CacheWorld, P
 
 GROWTH_BYTES = 4 << 20  # of a thousand turns; a leak of a kilobyte a token would be twice that
 
-# Conversations that grow turn by turn, end, and give way to others: the pool is used up many times over. A process of its
-# own; the first turns fill the pool and whatever is made once.
+# Conversations that grow turn by turn, end, and give way to others: the pool is used up many times over. A process of
+# its own; the first turns fill the pool and whatever is made once.
 TURNS = """
 import sys
 import numpy as np
