@@ -11,6 +11,7 @@ import logging
 import math
 import time
 from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 from functools import cache
 from itertools import groupby
 from pathlib import Path
@@ -24,12 +25,14 @@ from inference.kernels.blas import num_cores
 from inference.kernels.jit import elementwise
 from inference.kernels.jit.cpu import choose_tier
 from inference.kernels.jit.forward import compile_pass
-from inference.kernels.jit.kernel_cache import default_root, has_compiled, keep_compiled
+from inference.kernels.jit.kernel_cache import default_root, folder_of, has_compiled, keep_compiled
 from inference.kernels.jit.linear import LinearKernels
+from inference.kernels.jit.linear_check import check
 from inference.kernels.jit.packing import PackedMatrix, pack
 from inference.kernels.jit.runner import Layers, PassRunner
 from inference.kernels.jit.storage import HalfStorage
 from inference.kernels.kv_storage import KVPool
+from inference.kernels.quantized import Form
 from inference.model.architecture import Architecture
 from inference.model.rope import rope_tables, table_of
 from inference.model.weights import AttentionWeights, FeedForwardWeights, MlpWeights, SparseMlpWeights
@@ -43,9 +46,17 @@ ACTIVATIONS = {"silu": elementwise.SILU, "gelu_pytorch_tanh": elementwise.GELU}
 Packed = tuple[PackedMatrix, ...]  # rows one after another; more than one where the forms differ
 
 
+@dataclass(frozen=True, slots=True)
+class PassCode:
+    """The machine code of a pass: its address, and the folder that keeps it and the products; None: nothing is kept."""
+
+    address: int
+    folder: Path | None
+
+
 @cache
-def _pass_code(kernel_cache: str) -> int:
-    """Where the machine code of a pass lies: compiled, or taken from the cache. Once a process."""
+def pass_code(kernel_cache: str) -> PassCode:
+    """Compiled, or taken from the cache: once a process."""
     root = Path(kernel_cache) if kernel_cache else default_root()
     is_first = not has_compiled(root)
     problem = keep_compiled(root)
@@ -54,9 +65,9 @@ def _pass_code(kernel_cache: str) -> int:
     if is_first:
         logger.info("compiling the kernels: this takes up to a minute, once")
     started_at = time.perf_counter()
-    code = compile_pass()
+    address = compile_pass()
     logger.info("the kernels are ready after %.1f s", time.perf_counter() - started_at)
-    return code
+    return PassCode(address, None if problem else folder_of(root))
 
 
 class PackedTensors:
@@ -81,7 +92,7 @@ class PackedTensors:
 
 
 class CompiledDecoder:
-    """See inference.model.base.Model."""
+    """See inference.model.base.Model. Raises KernelsDiffer when products do not have the oracle's bits on this CPU."""
 
     def __init__(
         self,
@@ -95,15 +106,19 @@ class CompiledDecoder:
         on_progress: Callable[[float], None],
     ) -> None:
         self.config: ModelConfig = model_file.config
-        self._linear = LinearKernels(choose_tier(tier))
+        code = pass_code(kernel_cache)
+        self._linear = LinearKernels(choose_tier(tier), folder=code.folder)
         self.kernel_tier = self._linear.tier.name
         self._rope = rope_tables(self.config, max_model_len or self.config.max_position_embeddings)
         self._layers = Layers(self.config.num_hidden_layers)
         self.num_parameters = sum(math.prod(shape) for shape in expected_shapes(self.config).values())
         self.weight_bytes = 0
+        self._forms: set[Form] = set()
         constants = self._read(model_file, architecture, on_progress)
+        for form in self._forms:
+            check(self._linear, form)
         self._num_positions = 0
-        self._runner = PassRunner(self._layers, constants, num_threads or num_cores(), _pass_code(kernel_cache))
+        self._runner = PassRunner(self._layers, constants, num_threads or num_cores(), code.address)
         self.fingerprint = self._digest(model_file.digest)
         on_progress(1.0)
 
@@ -161,6 +176,7 @@ class CompiledDecoder:
 
     def _matrices(self, packed: Sequence[PackedMatrix]) -> int:
         self.weight_bytes += sum(part.nbytes for part in packed)
+        self._forms.update(part.form for part in packed)
         return self._layers.matrices(packed)
 
     def _set_attention(self, index: int, weights: AttentionWeights[Packed]) -> None:
@@ -196,6 +212,7 @@ class CompiledDecoder:
             assert len(expert.down) == 1
             parts += [expert.gate_up[0], expert.gate_up[-1], *expert.down]
             self.weight_bytes += sum(part.nbytes for part in (*expert.gate_up, *expert.down))
+        self._forms.update(part.form for part in parts)
         record["experts"] = self._layers.matrices(parts)
         record["num_experts"], record["num_gate_up"] = len(weights.experts), num_gate_up
 

@@ -178,3 +178,13 @@ def test_estimates_are_what_loading_takes(name: str, kernels: str) -> None:
     model = load_model(model_file, kernels=kernels, num_threads=1)
     assert 0.9 < estimate_weight_bytes(model_file, kernels) / model.weight_bytes < 1.1
     assert estimate_kv_bytes(model_file.config, kernels) == model.new_kv(1, BLOCK_SIZE).bytes_per_token
+
+
+def test_models_come_and_go_while_their_threads_are_late() -> None:
+    """A thread that comes to a pass when it is over, and its model gone, finds memory that is still there."""
+    model_file, tokens = open_model_file(BY_NAME["qwen3_moe"]), np.arange(5)
+    expected = whole_logits(load("qwen3_moe"), tokens)
+    for _ in range(30):
+        model = load_model(model_file, num_threads=6)  # more than there are cores: some always come late
+        np.testing.assert_array_equal(whole_logits(model, tokens), expected)
+        del model

@@ -19,6 +19,7 @@ from inference.kernels.jit.vectors import get_f32, get_i32, get_i64, load_first,
 
 EXPERT_BYTES = 3 * MATRIX_BYTES  # gate_up, or gate and up if their forms differ; down
 UP_AT, DOWN_AT = MATRIX_BYTES, 2 * MATRIX_BYTES
+SEGMENTS_BYTES = 16  # in front of the segments: their number, the number of rows of pairs
 SEGMENT_BYTES = 24  # expert, first pair, number of pairs
 EMPTY = -1
 
@@ -47,11 +48,11 @@ def choose(p: Record, w: Record, counters: int, stage: int) -> int:
 
 @kernel
 def _lay_out(p: Record, num_experts: int) -> None:
-    """segments: their number, the number of rows of pairs, then SEGMENT_BYTES each. pairs: for each (token, rank) its
+    """segments: the two numbers in front, then SEGMENT_BYTES each. pairs: for each (token, rank) its
     row, then for each row its token, EMPTY where there is none."""
     num_choices = p.num_tokens * p.num_chosen
     token_of = p.pairs + 4 * num_choices
-    segment, first = p.segments + 16, 0
+    segment, first = p.segments + SEGMENTS_BYTES, 0
     for expert in range(num_experts):
         count = 0
         for choice in range(num_choices):
@@ -68,7 +69,7 @@ def _lay_out(p: Record, num_experts: int) -> None:
             for row in range(first + count, end):
                 set_i32(token_of + 4 * row, EMPTY)
             first = end
-    set_i64(p.segments, (segment - p.segments - 16) // SEGMENT_BYTES)
+    set_i64(p.segments, (segment - p.segments - SEGMENTS_BYTES) // SEGMENT_BYTES)
     set_i64(p.segments + 8, first)
 
 
@@ -114,7 +115,7 @@ def multiply_pairs(p: Record, w: Record, offset: int, column: int, counters: int
     num_tasks = num_segments * per_segment
     task = take(counters, stage, num_tasks)
     while task >= 0:
-        segment = p.segments + 16 + task // per_segment * SEGMENT_BYTES
+        segment = p.segments + SEGMENTS_BYTES + task // per_segment * SEGMENT_BYTES
         matrix = w.experts + get_i64(segment) * EXPERT_BYTES + offset
         first, start = get_i64(segment + 8), task % per_segment * step
         last = first + get_i64(segment + 16)

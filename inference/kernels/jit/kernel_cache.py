@@ -50,7 +50,7 @@ def instruction(emit: Callable[..., Any]) -> Callable[..., Any]:
     return cast(Callable[..., Any], intrinsic(emit))
 
 
-def source_digest() -> str:
+def _source_digest() -> str:
     """Names the text of the kernels and the compiler, hex."""
     digest = hashlib.sha256(f"{numba.__version__} {llvmlite.__version__}".encode())
     for path in sorted(Path(__file__).parent.glob("*.py")):
@@ -58,23 +58,27 @@ def source_digest() -> str:
     return digest.hexdigest()[:16]
 
 
+DIGEST = _source_digest()  # of the text that is imported now; files may change under a running process
+
+
 def default_root() -> Path:
     """Beside the source, where Python keeps what it compiles."""
     return Path(__file__).parent / "__pycache__" / "kernels"
 
 
-def _folder(root: Path) -> Path:
-    return root / source_digest()
+def folder_of(root: Path) -> Path:
+    """Where this version of the kernels keeps its code below root."""
+    return root / DIGEST
 
 
 def has_compiled(root: Path) -> bool:
     """Whether an earlier process has kept its kernels there."""
-    return any(_folder(root).rglob("*.nbc"))
+    return any(folder_of(root).rglob("*.nbc"))
 
 
 def keep_compiled(root: Path) -> str:
     """Keeps compiled kernels in a folder below root from now on. Returns why that is impossible, "" if it is not."""
-    folder = _folder(root)
+    folder = folder_of(root)
     try:
         folder.mkdir(parents=True, exist_ok=True)
         for other in root.iterdir():  # of other versions of this program

@@ -19,7 +19,7 @@ MODEL_FIELDS = (  # the same in every pass
     *("num_layers", "hidden", "num_heads", "num_kv_heads", "dim", "rotary", "vocab", "activation"),
     *("num_chosen", "is_normalised", "embedding", "final_norm", "head", "num_head", "num_threads", "quantise"),
 )
-EXPERT_FIELDS = (  # of those of a pass
+EXPERT_FIELDS = (  # of those of a pass; segments: in each half of its own, for they say how many tasks there are
     *("scores", "scores_bytes", "chosen", "shares", "pairs", "segments", "pair_input", "pair_quantised", "pair_wide"),
 )
 PASS_FIELDS = (

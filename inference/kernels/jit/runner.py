@@ -14,6 +14,7 @@ from numpy.typing import NDArray
 from inference.kernels.jit.attending import thread_bytes
 from inference.kernels.jit.attention import part_bytes, part_rows
 from inference.kernels.jit.attention_tiles import CHUNK
+from inference.kernels.jit.experts import SEGMENT_BYTES, SEGMENTS_BYTES
 from inference.kernels.jit.forward import OTHER_STAGES, STAGES_PER_LAYER, serve, take_part
 from inference.kernels.jit.linear_rows import BLOCK, STEP, quantised_bytes
 from inference.kernels.jit.packing import PackedMatrix, aligned
@@ -49,6 +50,17 @@ class Layers:
         return self.keep(np.concatenate([part.record for part in parts]))
 
 
+class _Served:
+    """team.Serve for the tables at some addresses, which it keeps alive."""
+
+    def __init__(self, addresses: tuple[int, ...], kept: tuple[object, ...]) -> None:
+        self._addresses = addresses
+        self._kept = kept
+
+    def __call__(self, state: int, index: int, seen: int) -> int:
+        return serve(state, index, seen, *self._addresses)
+
+
 class PassRunner:
     """One model on one team. Not thread-safe: one thread calls run().
 
@@ -78,8 +90,12 @@ class PassRunner:
         self._num_experts = int(layers.table["num_experts"].max())
         self._tables = code, int(self._passes.ctypes.data), int(layers.table.ctypes.data)
         self._counters_address = int(self._counters.ctypes.data)
-        tables = *self._tables, self._counters_address, self._counters[0].nbytes
-        self._team = Team(num_threads, lambda state, index, seen: serve(state, index, seen, *tables))
+        # A thread may come late to a pass that is over, look at its numbers and find nothing to do, even when this
+        # object is gone: what it looks at lives as long as the thread.
+        self._segments = [aligned(SEGMENTS_BYTES + SEGMENT_BYTES * self._num_experts) for _ in range(2)]
+        addresses = *self._tables, self._counters_address, self._counters[0].nbytes
+        kept = self._passes, self._counters, layers, self._segments
+        self._team = Team(num_threads, _Served(addresses, kept))
 
     def run(self, batch: ForwardBatch, kv: HalfStorage) -> F32:
         """The logits (R, V) of the wanted rows; K and V of all tokens are in the pool then."""
@@ -87,6 +103,7 @@ class PassRunner:
         half = self._team.prepare()
         fields = self._fields(batch, kv)
         fields["logits"] = int(logits.ctypes.data)
+        fields["segments"] = int(self._segments[half].ctypes.data)
         record = self._passes[half]
         for name in PASS_FIELDS:
             record[name] = fields[name]
@@ -147,7 +164,6 @@ class PassRunner:
             "chosen": self._take("chosen", 4 * choices),
             "shares": self._take("shares", 4 * choices),
             "pairs": self._take("pairs", 4 * (choices + rows)),
-            "segments": self._take("segments", 16 + 24 * self._num_experts),
             "pair_input": self._take("pair_input", rows * 4 * self._input_width),
             "pair_quantised": self._take("pair_quantised", quantised_bytes(rows, self._input_width)),
             "pair_wide": self._take("pair_wide", rows * self._wide_bytes),
