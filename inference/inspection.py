@@ -15,7 +15,7 @@ from inference.formats.architectures import expected_shapes
 from inference.formats.base import ModelFile
 from inference.formats.inspect import kind_of, model_files, model_name, stated_architecture
 from inference.formats.model_file import open_model_file
-from inference.kernels.kv_storage import bytes_per_token
+from inference.model.registry import estimate_kv_bytes
 from inference.tokenizer.chat_template import ChatTemplate
 from inference.tokenizer.tokenizer import Tokenizer
 
@@ -72,7 +72,7 @@ def _with_numbers(facts: ModelFacts, model_file: ModelFile) -> ModelFacts:
         num_parameters=sum(prod(shape) for shape in expected_shapes(config).values()),
         window=config.max_position_embeddings,
         quantisations=tuple(sorted(types, key=lambda kind: (-types[kind], kind))),
-        kv_bytes_per_token=bytes_per_token(config.num_hidden_layers, config.num_key_value_heads, config.head_dim),
+        kv_bytes_per_token=estimate_kv_bytes(config),
         has_chat_template=model_file.chat_template is not None,
         notes=model_file.notes,
     )

@@ -47,7 +47,7 @@ def test_a_conversation_that_grows_past_every_window_is_answered_as_if_it_were_n
     assert num_reused >= 280
     again, num_reused = complete(warm, "again", ids, len(greedy))
     assert again == greedy
-    assert num_reused == len(ids) - 1
+    assert num_reused == len(ids)  # the logits of the last token were kept
     later = np.concatenate((ids, greedy[:20], ids[:2]))
     followed, num_reused = complete(warm, "next turn", later, 8)
     assert num_reused >= len(ids) + 19

@@ -34,7 +34,7 @@ def test_both_formats_of_one_model_compute_the_same(path: Path, tmp_path: Path) 
         np.testing.assert_allclose(file.tensor(name), directory.tensor(name), rtol=1e-6, atol=1e-7, err_msg=name)
     with np.load(path / "expected.npz") as expected:
         for index in range(3):
-            model = load_model(file, num_threads=2, max_model_len=int(expected[f"window_{index}"]))
+            model = load_model(file, kernels="numpy", num_threads=2, max_model_len=int(expected[f"window_{index}"]))
             logits = whole_logits(model, expected[f"ids_{index}"])[expected[f"rows_{index}"]]
             np.testing.assert_allclose(logits, expected[f"logits_{index}"], rtol=0, atol=TOLERANCE)
 
