@@ -6,6 +6,8 @@ the requests that happen to be computed beside it, and not on being preempted. K
 
 from __future__ import annotations
 
+import math
+
 import numpy as np
 
 from inference.errors import SamplingError
@@ -40,11 +42,12 @@ class Sampler:
 
         Raises SamplingError when the logits are not numbers.
         """
-        if not np.isfinite(logits.max()):  # NaN if any is NaN; -inf only if all are
+        likeliest = int(logits.argmax())  # the lowest id among equals; NaN if any is NaN, -inf only if all are
+        if not math.isfinite(logits[likeliest]):
             raise SamplingError(num_nan=int(np.isnan(logits).sum()), vocab_size=len(logits))
         penalised = self._penalise(logits)
         if self._params.temperature == 0:
-            token_id = int(penalised.argmax())  # the lowest id among equals
+            token_id = likeliest if penalised is logits else int(penalised.argmax())
         else:
             token_id = self._draw(penalised)
         if self._has_counts:
