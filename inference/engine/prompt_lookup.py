@@ -13,7 +13,7 @@ import numpy as np
 
 from inference.types import I32
 
-NGRAM = 3  # two find more, and are wrong too often in prose
+NGRAM = 3  # a shorter one occurs again by chance
 FIRST_DRAFT = 3
 ROW_COST = 0.2  # of a pass over one row, what another row adds, up to eight (measured: 0.2)
 MAX_CREDIT = 2.0  # so much may be lost at a stretch before it pauses
