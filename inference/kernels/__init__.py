@@ -1,3 +1,4 @@
-"""Arithmetic: matrix products, attention over block tables, norms, and the pool they read. Knows no architecture."""
+"""Arithmetic: matrix products, attention over block tables, norms, and the pool they read. Knows no architecture.
 
-active = "numpy"  # the tier that runs, for people
+Two kinds: compiled (jit; the oracle defines what it computes), and NumPy on BLAS (call_plan, attention, reference).
+"""

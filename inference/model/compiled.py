@@ -24,7 +24,7 @@ from inference.formats.base import ModelFile
 from inference.kernels.blas import num_cores
 from inference.kernels.jit import elementwise
 from inference.kernels.jit.cpu import choose_tier
-from inference.kernels.jit.forward import compile_pass
+from inference.kernels.jit.forward import compile_parts, compile_pass
 from inference.kernels.jit.kernel_cache import default_root, folder_of, has_compiled, keep_compiled
 from inference.kernels.jit.linear import LinearKernels
 from inference.kernels.jit.linear_check import check
@@ -40,6 +40,7 @@ from inference.types import F32, ForwardBatch
 
 logger = logging.getLogger(__name__)
 
+COMPILING_SHARE = 0.8  # of the progress of loading, at the first start
 ARITHMETIC = "q15-1"
 ACTIVATIONS = {"silu": elementwise.SILU, "gelu_pytorch_tanh": elementwise.GELU}
 
@@ -54,16 +55,21 @@ class PassCode:
     folder: Path | None
 
 
-@cache
-def pass_code(kernel_cache: str) -> PassCode:
-    """Compiled, or taken from the cache: once a process."""
+def pass_code(kernel_cache: str, on_progress: Callable[[float], None]) -> PassCode:
+    """Compiled, piece by piece, or taken from the cache: once a process."""
     root = Path(kernel_cache) if kernel_cache else default_root()
-    is_first = not has_compiled(root)
+    if not has_compiled(root):
+        logger.info("compiling the kernels: this takes up to a minute, once")
+        for fraction in compile_parts():
+            on_progress(fraction)
+    return _linked(root)
+
+
+@cache
+def _linked(root: Path) -> PassCode:
     problem = keep_compiled(root)
     if problem:
         logger.warning("compiled kernels are not kept, every start takes longer: %s", problem)
-    if is_first:
-        logger.info("compiling the kernels: this takes up to a minute, once")
     started_at = time.perf_counter()
     address = compile_pass()
     logger.info("the kernels are ready after %.1f s", time.perf_counter() - started_at)
@@ -106,7 +112,14 @@ class CompiledDecoder:
         on_progress: Callable[[float], None],
     ) -> None:
         self.config: ModelConfig = model_file.config
-        code = pass_code(kernel_cache)
+        compiled_share = 0.0  # of the progress
+
+        def report_compiling(fraction: float) -> None:
+            nonlocal compiled_share
+            compiled_share = COMPILING_SHARE
+            on_progress(COMPILING_SHARE * fraction)
+
+        code = pass_code(kernel_cache, report_compiling)
         self._linear = LinearKernels(choose_tier(tier), folder=code.folder)
         self.kernel_tier = self._linear.tier.name
         self._rope = rope_tables(self.config, max_model_len or self.config.max_position_embeddings)
@@ -114,7 +127,9 @@ class CompiledDecoder:
         self.num_parameters = sum(math.prod(shape) for shape in expected_shapes(self.config).values())
         self.weight_bytes = 0
         self._forms: set[Form] = set()
-        constants = self._read(model_file, architecture, on_progress)
+        constants = self._read(
+            model_file, architecture, lambda done: on_progress(compiled_share + (1 - compiled_share) * done)
+        )
         for form in self._forms:
             check(self._linear, form)
         self._num_positions = 0

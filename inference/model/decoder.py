@@ -17,7 +17,6 @@ from queue import SimpleQueue
 
 import numpy as np
 
-from inference import kernels
 from inference.config import ModelConfig
 from inference.formats.architectures import expected_shapes
 from inference.formats.base import ModelFile
@@ -44,7 +43,7 @@ WEIGHT_BYTES = 4  # of a parameter, whatever its type in the file
 class NumpyDecoder:
     """See inference.model.base.Model: float32 throughout, products by BLAS."""
 
-    kernel_tier = kernels.active
+    kernel_tier = "numpy"
 
     def __init__(
         self,

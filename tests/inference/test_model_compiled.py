@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import importlib.util
 import json
+import subprocess
+import sys
 from functools import cache
 from pathlib import Path
 
@@ -17,6 +19,7 @@ from inference.formats.model_file import open_model_file
 from inference.kernels.jit.cpu import available_tiers
 from inference.model.compiled import CompiledDecoder
 from inference.model.registry import choose_kernels, estimate_kv_bytes, estimate_weight_bytes, load_model
+from tests.conftest import ROOT
 from tests.inference.q15_model import oracle_logits
 from tests.inference.random_model import RandomModelFile, make_batch, small_config
 from tests.inference.row_invariance import BLOCK_SIZE, FIXTURES, check, logits_in_company, whole_logits
@@ -188,3 +191,53 @@ def test_models_come_and_go_while_their_threads_are_late() -> None:
         model = load_model(model_file, num_threads=6)  # more than there are cores: some always come late
         np.testing.assert_array_equal(whole_logits(model, tokens), expected)
         del model
+
+
+FIRST_AND_SECOND_START = """
+import logging
+import sys
+from pathlib import Path
+
+from inference.formats.model_file import open_model_file
+from inference.model.registry import load_model
+
+logging.basicConfig(level=logging.INFO, format="%(message)s")
+seen = []
+model_file = open_model_file(Path(sys.argv[1]))
+load_model(model_file, kernel_cache=sys.argv[2], num_threads=1, on_progress=seen.append)
+assert seen == sorted(seen) and seen[-1] == 1.0, seen
+print(sum(fraction < 0.8 for fraction in seen))
+"""
+
+
+def start(folder: Path) -> tuple[str, int]:
+    """What a process says that loads a model with compiled kernels in that folder, and how many steps it reports before
+    four fifths."""
+    done = subprocess.run(
+        [sys.executable, "-c", FIRST_AND_SECOND_START, str(BY_NAME["llama"]), str(folder)],
+        cwd=ROOT,
+        check=True,
+        capture_output=True,
+        text=True,
+        timeout=300,
+    )
+    return done.stderr, int(done.stdout)
+
+
+@pytest.mark.slow
+def test_the_first_start_says_that_it_compiles_and_the_second_does_not_have_to(tmp_path: Path) -> None:
+    said, num_steps = start(tmp_path / "kernels")
+    assert "compiling the kernels" in said
+    assert num_steps >= 7
+    (tmp_path / "kernels" / "of another version").mkdir()
+    said, _ = start(tmp_path / "kernels")
+    assert "compiling" not in said
+    assert "are not kept" not in said
+
+
+@pytest.mark.slow
+def test_a_folder_that_cannot_be_written_is_said_and_the_model_runs(tmp_path: Path) -> None:
+    (tmp_path / "file").touch()
+    said, _ = start(tmp_path / "file")
+    assert f"{tmp_path / 'file'}" in said
+    assert "are not kept, every start takes longer" in said

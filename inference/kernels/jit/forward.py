@@ -2,14 +2,16 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from typing import Any
 
 from numba import types
-from numba.np.numpy_support import carray
+from numba.np.numpy_support import carray, from_dtype
 
 from inference.config import MAX_LAYERS
 from inference.kernels.jit import experts
 from inference.kernels.jit.attending import attend
+from inference.kernels.jit.attention import attend_chunk
 from inference.kernels.jit.kernel_cache import compiled_function, entry, kernel
 from inference.kernels.jit.products import product
 from inference.kernels.jit.records import LAYER, PASS, Record
@@ -52,6 +54,26 @@ def run_pass(passes: Record, half: int, layers: Record, counters: int, thread: i
 def _pass_at(passes: int, half: int, layers: int, counters: int, thread: int) -> None:
     """run_pass() for the tables at two addresses."""
     run_pass(carray(as_pointer(passes), 2, PASS), half, carray(as_pointer(layers), MAX_LAYERS, LAYER), counters, thread)
+
+
+def compile_parts() -> Iterator[float]:
+    """Compiles what a pass consists of, piece by piece, and says each time how far it is, 0 to 1.
+
+    A quarter of a minute or more, in which a person wants to see that something is going on. compile_pass() uses it.
+    """
+    p, w, i = from_dtype(PASS), from_dtype(LAYER), types.int64
+    parts: tuple[tuple[Any, tuple[Any, ...]], ...] = (
+        (attend_chunk, (i,) * 13),
+        (attend, (p, w, i, i, i, i)),
+        (product, (p, *(i,) * 7)),
+        (place_heads, (p, w, i, i, i)),
+        (add_rows, (p, *(i,) * 5)),
+        (activate_rows, (p, w, i, i)),
+        (experts.feed_forward, (p, w, i, i)),
+    )
+    for index, (function, signature) in enumerate(parts):
+        function.compile(signature)
+        yield (index + 1) / (len(parts) + 1)
 
 
 def compile_pass() -> int:

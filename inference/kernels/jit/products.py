@@ -12,16 +12,17 @@ MATRIX_BYTES = MATRIX.itemsize
 NUM_PANELS_AT = OFFSETS["num_panels"]
 NUM_ROWS_AT = OFFSETS["num_rows"]
 TASKS_PER_THREAD = 4
-MAX_PORTION = 64  # panels of one task: a tenth of a millisecond
+TILE_PANELS = 6  # whole tiles, two or three panels wide, fit a multiple of so many
+MAX_PORTION = 66  # panels of one task: a tenth of a millisecond
 
 
 @kernel
 def portion(total: int, num_threads: int) -> int:
-    """Panels of one task, so that threads finish at about the same time: an even number, tiles are two panels wide."""
+    """Panels of one task, so that threads finish at about the same time."""
     if num_threads == 1:
         return MAX_PORTION
     share = -(-total // (num_threads * TASKS_PER_THREAD))
-    return min(MAX_PORTION, share + share % 2)
+    return min(MAX_PORTION, -(-share // TILE_PANELS) * TILE_PANELS)
 
 
 @kernel
