@@ -12,6 +12,8 @@ import shutil
 import tempfile
 from pathlib import Path
 
+from tests.shared_kernels import share_kernels
+
 _KEPT = ("RECOLLECT_TEST_", "RECOLLECT_REQUIRE_")  # what the tests themselves read
 for _name in list(os.environ):
     if _name == "DATABASE_URL" or (_name.startswith("RECOLLECT_") and not _name.startswith(_KEPT)):
@@ -20,6 +22,7 @@ for _name in list(os.environ):
 _FOLDER = Path(tempfile.mkdtemp(prefix="recollect-tests-"))
 atexit.register(shutil.rmtree, _FOLDER, ignore_errors=True)
 os.environ["RECOLLECT_DATA"] = str(_FOLDER)
+share_kernels(_FOLDER)
 os.environ["RECOLLECT_MODEL"] = os.environ.get("RECOLLECT_TEST_MODEL") or str(
     Path(__file__).resolve().parent.parent / "var" / "models" / "SmolLM2-135M-Instruct.Q4_1.gguf"
 )

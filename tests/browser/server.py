@@ -10,6 +10,8 @@ import sys
 import threading
 from pathlib import Path
 
+from tests.shared_kernels import share_kernels
+
 ROOT = Path(__file__).resolve().parent.parent.parent
 START_WITHIN_S = 90
 
@@ -19,6 +21,7 @@ class Server:
 
     def __init__(self, data: Path, model: Path) -> None:
         data.chmod(0o700)
+        share_kernels(data)
         kept = {name: value for name, value in os.environ.items() if not name.startswith(("RECOLLECT_", "DJANGO_"))}
         kept.pop("DATABASE_URL", None)
         self._env = kept | {

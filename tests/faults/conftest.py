@@ -20,6 +20,7 @@ from typing import Any
 import pytest
 
 from tests.conftest import ROOT
+from tests.shared_kernels import share_kernels
 
 
 def environment(data: Path, **changes: str) -> dict[str, str]:
@@ -41,6 +42,7 @@ class ServerProcess:
 
     def start(self, *, path: str = "/healthz/ready", **changes: str) -> None:
         """Returns when that path answers 200."""
+        share_kernels(self.data)
         log = (self.data / "log").open("a")
         self.process = subprocess.Popen(
             [sys.executable, "-m", self.module, "serve", "--port", str(self.port)],
