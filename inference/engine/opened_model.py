@@ -14,7 +14,7 @@ from pathlib import Path
 from inference.config import EngineConfig, ModelConfig
 from inference.formats.base import ModelFile
 from inference.formats.model_file import open_model_file
-from inference.model.registry import estimate_kv_bytes, estimate_weight_bytes
+from inference.model.registry import check_block_size, estimate_kv_bytes, estimate_weight_bytes
 from inference.tokenizer.chat_template import ChatTemplate
 from inference.tokenizer.tokenizer import Tokenizer
 
@@ -59,6 +59,7 @@ def open_model(path: Path | str, config: EngineConfig) -> OpenedModel:
     """
     model_file = open_model_file(path)
     max_model_len = window_of(model_file.config, config)
+    check_block_size(config.kernels, config.block_size)
     tokenizer = Tokenizer(model_file.tokenizer_spec)
     return OpenedModel(
         model_file,

@@ -14,6 +14,8 @@ import numpy as np
 from inference.errors import PoolTooLarge
 from inference.types import F32, I64
 
+KEY_GROUP = 16  # keys that lie side by side in the pool of the compiled kernels; its blocks hold whole groups
+
 
 class BlockStorage(Protocol):
     """What the cache asks of a KV pool, whatever its layout.

@@ -11,7 +11,7 @@ from inference.config import ModelConfig
 from inference.errors import KernelsUnavailable, UnsupportedModelError
 from inference.formats.architectures import expected_shapes
 from inference.formats.base import ModelFile
-from inference.kernels.kv_storage import bytes_per_token
+from inference.kernels.kv_storage import KEY_GROUP, bytes_per_token
 from inference.model.architecture import Architecture
 from inference.model.base import Model, RunKernels, run_here
 from inference.model.decoder import WEIGHT_BYTES, NumpyDecoder
@@ -114,6 +114,12 @@ def _problem_with_compiling() -> str:
     from inference.kernels.jit.cpu import can_convert_halves
 
     return "" if can_convert_halves() else "this CPU has no F16C"
+
+
+def check_block_size(kernels: str, block_size: int) -> None:
+    """Raises ValueError when the pool of those kernels cannot have such blocks."""
+    if choose_kernels(kernels) != "numpy" and block_size % KEY_GROUP:
+        raise ValueError(f"block_size is {block_size}, kernels other than numpy need a multiple of {KEY_GROUP}")
 
 
 def estimate_weight_bytes(model_file: ModelFile, kernels: str = "auto") -> int:

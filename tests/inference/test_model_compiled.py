@@ -14,6 +14,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from inference.config import EngineConfig
+from inference.engine.opened_model import open_model
 from inference.errors import KernelsUnavailable
 from inference.formats.model_file import open_model_file
 from inference.kernels.jit.cpu import available_tiers
@@ -241,3 +243,9 @@ def test_a_folder_that_cannot_be_written_is_said_and_the_model_runs(tmp_path: Pa
     said, _ = start(tmp_path / "file")
     assert f"{tmp_path / 'file'}" in said
     assert "are not kept, every start takes longer" in said
+
+
+def test_blocks_that_the_pool_cannot_have_are_refused_before_anything_is_loaded() -> None:
+    with pytest.raises(ValueError, match="block_size is 24, kernels other than numpy need a multiple of 16"):
+        open_model(BY_NAME["llama"], EngineConfig(block_size=24))
+    assert open_model(BY_NAME["llama"], EngineConfig(block_size=24, kernels="numpy")).pool_bytes > 0

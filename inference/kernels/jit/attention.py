@@ -39,9 +39,9 @@ from inference.kernels.jit.vectors import (
     store_first,
     sum_lanes,
 )
+from inference.kernels.kv_storage import KEY_GROUP
 
-GROUP = 16  # keys that lie side by side in the pool
-NUM_GROUPS = CHUNK // GROUP
+NUM_GROUPS = CHUNK // KEY_GROUP
 MINUS_INFINITY = np.float32(-np.inf)
 ZERO = np.float32(0)
 # What attend_chunk() has of a thread's memory, by offset; then the chunk as float32, keys and values.
@@ -99,7 +99,7 @@ def attend_chunk(
         for row in range(num_rows):
             set_f32(parts + row * size + 4 * padded(dim), MINUS_INFINITY)
         return
-    first_group, end_group = low // GROUP, -(-high // GROUP)
+    first_group, end_group = low // KEY_GROUP, -(-high // KEY_GROUP)
     _find_groups(start, first_group, end_group, table, block_size, keys, values, dim, scratch)
     if num_rows <= MAX_DIRECT:
         _direct_scores(queries, num_rows, first_group, end_group, dim, scratch)
@@ -125,7 +125,7 @@ def _find_groups(
 ) -> None:
     """Addresses of the groups first .. end - 1 of a chunk, and of any other one for what fills a tile up."""
     for group in range(first, end):
-        position = start + group * GROUP
+        position = start + group * KEY_GROUP
         slot = get_i32(table + 4 * (position // block_size)) * block_size + position % block_size
         set_i64(scratch + KEYS_AT + 8 * group, keys + 2 * slot * dim)
         set_i64(scratch + VALUES_AT + 8 * group, values + 2 * slot * padded(dim))
@@ -139,7 +139,7 @@ def _find_groups(
 @kernel
 def _convert(first: int, end: int, dim: int, scratch: int) -> None:
     """Takes the groups as float32 into the scratch, and points to them there."""
-    key_size, value_size = GROUP * dim, GROUP * padded(dim)
+    key_size, value_size = KEY_GROUP * dim, KEY_GROUP * padded(dim)
     for group in range(first, end):
         source = get_i64(scratch + KEYS_AT + 8 * group)
         target = scratch + CONVERTED_AT + 4 * group * key_size
@@ -168,8 +168,8 @@ def _weigh(row: int, newest: int, window: int, first: int, end: int, scratch: in
     low, high = max(0, newest - window + 1) if window else 0, newest + 1
     peak = splat(MINUS_INFINITY)
     for group in range(first, end):
-        at, key = scores + group * LANE_BYTES, group * GROUP
-        if low > key or high < key + GROUP:
+        at, key = scores + group * LANE_BYTES, group * KEY_GROUP
+        if low > key or high < key + KEY_GROUP:
             store(at, keep_between(load(at), low - key, high - key, MINUS_INFINITY))
         peak = maximum(peak, load(at))
     top = max_lanes(peak)

@@ -9,8 +9,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from inference.errors import PoolTooLarge
-from inference.kernels.jit.attention import GROUP
 from inference.kernels.jit.vectors import LANE_BYTES, NUM_LANES
+from inference.kernels.kv_storage import KEY_GROUP
 
 F16 = NDArray[np.float16]
 
@@ -31,12 +31,12 @@ class HalfStorage:
     format_id = "f16-lkgd16-1"
 
     def __init__(self, num_layers: int, num_kv_heads: int, head_dim: int, num_blocks: int, block_size: int) -> None:
-        if block_size % GROUP:
-            raise ValueError(f"block_size is {block_size}, these kernels need a multiple of {GROUP}")
+        if block_size % KEY_GROUP:
+            raise ValueError(f"block_size is {block_size}, these kernels need a multiple of {KEY_GROUP}")
         self.num_blocks = num_blocks
         self.block_size = block_size
         slots, padded = num_blocks * block_size, -(-head_dim // NUM_LANES) * NUM_LANES
-        key_shape = (num_layers, num_kv_heads, slots // GROUP, head_dim, GROUP)
+        key_shape = (num_layers, num_kv_heads, slots // KEY_GROUP, head_dim, KEY_GROUP)
         value_shape = (num_layers, num_kv_heads, slots, padded)
         self.bytes_per_token = half_bytes_per_token(num_layers, num_kv_heads, head_dim)
         try:
@@ -76,8 +76,8 @@ class HalfStorage:
     def _rows(self, block_id: int, num_rows: int) -> tuple[F16, F16, F16]:
         """Views of the first rows of a block: keys of whole groups (L, K, n, 16, D), keys of the last group (L, K, m,
         D), values (L, K, num_rows, Dp)."""
-        start, (whole, rest) = block_id * self.block_size, divmod(num_rows, GROUP)
-        keys = self.k.swapaxes(3, 4)[:, :, start // GROUP : (start + self.block_size) // GROUP]
+        start, (whole, rest) = block_id * self.block_size, divmod(num_rows, KEY_GROUP)
+        keys = self.k.swapaxes(3, 4)[:, :, start // KEY_GROUP : (start + self.block_size) // KEY_GROUP]
         last = keys[:, :, whole, :rest] if rest else keys[:, :, 0, :0]
         return keys[:, :, :whole], last, self.v[:, :, start : start + num_rows]
 
@@ -87,9 +87,9 @@ class HalfStorage:
         numbers = data.view(np.float16)
         keys = numbers[: L * K * num_stored * D].reshape(L, K, num_stored, D)
         values = numbers[L * K * num_stored * D :].reshape(L, K, num_stored, self.v.shape[3])
-        whole = num_rows // GROUP
-        groups = keys[:, :, : whole * GROUP].reshape(L, K, whole, GROUP, D)
-        return groups, keys[:, :, whole * GROUP : num_rows], values[:, :, :num_rows]
+        whole = num_rows // KEY_GROUP
+        groups = keys[:, :, : whole * KEY_GROUP].reshape(L, K, whole, KEY_GROUP, D)
+        return groups, keys[:, :, whole * KEY_GROUP : num_rows], values[:, :, :num_rows]
 
 
 def _assign(targets: Sequence[F16], sources: Sequence[F16]) -> None:
