@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import numpy as np
 
-from inference.kvcache.keys import root_key
 from inference.kvcache.block_table import BlockTable
+from inference.kvcache.keys import root_key
 from inference.kvcache.prefix_cache import PrefixCache
 from tests.inference.fakes import MarkerStorage, markers_of
 
