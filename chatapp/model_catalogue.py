@@ -59,8 +59,9 @@ def installed() -> tuple[InstalledModel, ...]:
     """
     names = _names(models_folder())
     chosen = _chosen(names, settings.RECOLLECT_MODEL)
+    kernels: str = settings.RECOLLECT_KERNELS
     found = [
-        InstalledModel(name, path, is_default=name == chosen, facts=_facts(path, _stamp(path)))
+        InstalledModel(name, path, is_default=name == chosen, facts=_facts(path, _stamp(path), kernels))
         for name, path in names.items()
     ]
     return tuple(sorted(found, key=lambda model: (not model.is_default, model.name.lower(), model.name)))
@@ -180,6 +181,6 @@ def _stamp(path: Path) -> Stamp:
 
 
 @lru_cache(maxsize=256)
-def _facts(path: Path, stamp: Stamp) -> llm.ModelFacts:
+def _facts(path: Path, stamp: Stamp, kernels: str) -> llm.ModelFacts:
     """stamp: that of the files now, so that they are looked at anew when they have changed."""
-    return llm.inspect_model(path)
+    return llm.inspect_model(path, kernels=kernels)

@@ -34,7 +34,7 @@ def _scaled(number: int, units: tuple[str, ...]) -> str:
 
 
 class ProgressLine:
-    """How far something is: one line that rewrites itself on a terminal, elsewhere a line now and then and a last one."""
+    """How far something is: one line that rewrites itself on a terminal, elsewhere a line now and then."""
 
     def __init__(self, stream: TextIO, clock: Callable[[], float] = time.monotonic) -> None:
         self._stream = stream

@@ -15,7 +15,7 @@ from inference.formats.architectures import expected_shapes
 from inference.formats.base import ModelFile
 from inference.formats.inspect import kind_of, model_files, model_name, stated_architecture
 from inference.formats.model_file import open_model_file
-from inference.model.registry import estimate_kv_bytes
+from inference.model.registry import estimate_kv_bytes, estimate_weight_bytes
 from inference.tokenizer.chat_template import ChatTemplate
 from inference.tokenizer.tokenizer import Tokenizer
 
@@ -36,6 +36,7 @@ class ModelFacts:
     num_parameters: int = 0
     window: int = 0  # tokens that the model was made for
     quantisations: tuple[str, ...] = ()  # types of its tensors, the one of the most numbers first
+    weight_bytes: int = 0  # in memory
     kv_bytes_per_token: int = 0
     has_chat_template: bool = False  # without one ChatML is used, where the vocabulary has its tokens
     notes: tuple[str, ...] = ()  # sentences: parts left out, history rewritten by the template
@@ -45,8 +46,11 @@ class ModelFacts:
         return not self.problem
 
 
-def inspect_model(path: Path | str) -> ModelFacts:
-    """Look at a GGUF file (any part of a split one) or a Hugging Face directory. Never raises for what is there."""
+def inspect_model(path: Path | str, *, kernels: str = "auto") -> ModelFacts:
+    """Look at a GGUF file (any part of a split one) or a Hugging Face directory. Never raises for what is there.
+
+    kernels: those that would run it, as in EngineConfig; what it takes of the memory depends on them.
+    """
     path = Path(path)
     facts = ModelFacts(path.name, path, "")
     try:
@@ -57,6 +61,11 @@ def inspect_model(path: Path | str) -> ModelFacts:
         return replace(facts, architecture=stated_architecture(path), problem=_sentence(error))
     facts = _with_numbers(facts, model_file)
     try:
+        facts = replace(
+            facts,
+            weight_bytes=estimate_weight_bytes(model_file, kernels),
+            kv_bytes_per_token=estimate_kv_bytes(model_file.config, kernels),
+        )
         chat_template = ChatTemplate(Tokenizer(model_file.tokenizer_spec), model_file.chat_template)
     except InferenceError as error:
         return replace(facts, problem=_sentence(error))
@@ -72,7 +81,6 @@ def _with_numbers(facts: ModelFacts, model_file: ModelFile) -> ModelFacts:
         num_parameters=sum(prod(shape) for shape in expected_shapes(config).values()),
         window=config.max_position_embeddings,
         quantisations=tuple(sorted(types, key=lambda kind: (-types[kind], kind))),
-        kv_bytes_per_token=estimate_kv_bytes(config),
         has_chat_template=model_file.chat_template is not None,
         notes=model_file.notes,
     )

@@ -26,6 +26,7 @@ def folder(tmp_path: Path, settings: Any) -> Path:
     models = tmp_path / "models"
     models.mkdir()
     settings.RECOLLECT_DATA = tmp_path
+    settings.RECOLLECT_KERNELS = "numpy"  # what the pool costs depends on them
     settings.RECOLLECT_MODEL = tiny.tiny_gguf().write(models / "first.gguf")
     shutil.copytree(MODELS / "qwen3_vl", models / "vision")
     made = tiny.tiny_gguf()
@@ -45,9 +46,9 @@ def test_the_table_shows_what_each_one_is_and_costs() -> None:
     heading, first, broken, vision, *remarks = printed()
     assert heading.split()[:2] == ["NAME", "SIZE"]
     assert first.split()[:2] == ["*", "first"]
-    assert first.split()[4:] == ["llama", "78.9", "K", "128", "512", "kB", "GGUF", "F32"]
+    assert first.split()[4:] == ["llama", "78.9", "K", "128", "316", "kB", "512", "kB", "GGUF", "F32"]
     assert vision.split()[0] == "vision"
-    assert vision.split()[-8:] == ["qwen3_vl", "30", "K", "1,024", "512", "kB", "safetensors", "F16"]
+    assert vision.split()[-10:] == ["qwen3_vl", "30", "K", "1,024", "120", "kB", "512", "kB", "safetensors", "F16"]
     assert broken.split()[0] == "broken"
     assert remarks[0].startswith("broken: cannot run: broken.gguf: architecture 'mamba")
     assert "known: gemma3" in remarks[0]
@@ -69,7 +70,7 @@ def test_json_has_plain_numbers() -> None:
     assert [line["name"] for line in lines] == ["first", "broken", "vision"]
     assert [line["can_run"] for line in lines] == [True, False, True]
     assert [line["is_default"] for line in lines] == [True, False, False]
-    assert lines[0]["kv_bytes_per_1000_tokens"] == 512_000
+    assert (lines[0]["kv_bytes_per_1000_tokens"], lines[0]["weight_bytes"]) == (512_000, 4 * lines[0]["parameters"])
     assert lines[0]["bytes"] == Path(lines[0]["path"]).stat().st_size
 
 

@@ -37,6 +37,7 @@ def test_the_numbers_are_those_of_the_loaded_model(path: Path) -> None:
     assert facts.num_parameters == info.num_parameters
     assert facts.window == info.max_position_embeddings
     assert facts.kv_bytes_per_token == info.kv_bytes_per_token
+    assert facts.weight_bytes == pytest.approx(info.weight_bytes, rel=0.1)
     assert (facts.kind, facts.quantisations) == ("safetensors", ("F16",))
     assert facts.num_bytes == sum(file.stat().st_size for file in path.iterdir())
     assert facts.has_chat_template

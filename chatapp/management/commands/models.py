@@ -14,8 +14,8 @@ from chatapp.logs import escaped
 from chatapp.model_catalogue import InstalledModel
 from chatapp.terminal import count, size
 
-HEADINGS = ("NAME", "SIZE", "ARCHITECTURE", "PARAMETERS", "WINDOW", "POOL PER 1,000", "STORED AS")
-RIGHT = {"SIZE", "PARAMETERS", "WINDOW", "POOL PER 1,000"}  # numbers
+HEADINGS = ("NAME", "SIZE", "ARCHITECTURE", "PARAMETERS", "WINDOW", "IN MEMORY", "POOL PER 1,000", "STORED AS")
+RIGHT = {"SIZE", "PARAMETERS", "WINDOW", "IN MEMORY", "POOL PER 1,000"}  # numbers
 
 
 class Command(BaseCommand):
@@ -55,6 +55,7 @@ def as_json(model: InstalledModel) -> dict[str, Any]:
         "architecture": facts.architecture,
         "parameters": facts.num_parameters,
         "window": facts.window,
+        "weight_bytes": facts.weight_bytes,
         "kv_bytes_per_1000_tokens": 1000 * facts.kv_bytes_per_token,
         "quantisations": list(facts.quantisations),
         "has_chat_template": facts.has_chat_template,
@@ -70,6 +71,7 @@ def row(model: InstalledModel) -> tuple[str, ...]:
         escaped(facts.architecture) or "-",
         count(facts.num_parameters) if facts.num_parameters else "-",
         f"{facts.window:,}" if facts.window else "-",
+        size(facts.weight_bytes) if facts.weight_bytes else "-",
         size(1000 * facts.kv_bytes_per_token) if facts.kv_bytes_per_token else "-",
         f"{facts.kind} {', '.join(facts.quantisations)}".strip(),
     )

@@ -1,0 +1,289 @@
+"""`manage.py fetch_model NAME`: whole and right, or not there at all; and nothing is fetched twice."""
+
+from __future__ import annotations
+
+import io
+import os
+import shutil
+import signal
+import subprocess
+import sys
+import threading
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+from django.core.management import CommandError, call_command
+from huggingface_hub import constants
+
+from chatapp import hub_download, model_catalogue
+from chatapp.default_model import FetchError
+from chatapp.hub import Hub
+from inference import cli
+from tests.chatapp.hub_server import COMMIT, TOKEN, HubServer, running
+from tests.inference import tiny_models as tiny
+
+ROOT = Path(__file__).resolve().parent.parent.parent
+MODEL = ROOT / "tests" / "data" / "models" / "qwen3"
+NAME = "tests/Tiny-Qwen3"
+WEIGHTS = "model.safetensors"
+
+
+@pytest.fixture
+def hub(monkeypatch: pytest.MonkeyPatch) -> Iterator[HubServer]:
+    """A hub with one repository, which also holds what nobody wants."""
+    files = {path.name: path.read_bytes() for path in MODEL.iterdir() if path.name != "expected.npz"}
+    unwanted = ("pytorch_model.bin", "original/model.safetensors", "onnx/model.onnx", "README.md", "training_args.pt")
+    server = HubServer({NAME: files | dict.fromkeys(unwanted, b"not wanted")})
+    monkeypatch.setenv("NO_PROXY", "127.0.0.1,localhost")
+    monkeypatch.delenv("HF_TOKEN", raising=False)
+    monkeypatch.setattr(constants, "HF_TOKEN_PATH", "/nowhere")
+    with running(server):
+        monkeypatch.setattr(constants, "ENDPOINT", server.url)
+        monkeypatch.setattr(
+            constants, "HUGGINGFACE_CO_URL_TEMPLATE", server.url + "/{repo_id}/resolve/{revision}/{filename}"
+        )
+        monkeypatch.setattr(hub_download.time, "sleep", lambda seconds: None)
+        yield server
+
+
+@pytest.fixture
+def folder(tmp_path: Path, settings: Any) -> Path:
+    settings.RECOLLECT_DATA = tmp_path
+    settings.RECOLLECT_MODEL = tmp_path / "models" / "Tiny-Qwen3"
+    return tmp_path / "models"
+
+
+def fetch(*arguments: str) -> str:
+    stdout = io.StringIO()
+    call_command("fetch_model", *(arguments or (NAME,)), stdout=stdout)
+    return stdout.getvalue()
+
+
+def refusal(*arguments: str) -> str:
+    with pytest.raises(CommandError) as caught:
+        fetch(*arguments)
+    return str(caught.value)
+
+
+def test_fetches_what_is_needed_and_runs_it(hub: HubServer, folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    said = fetch()
+    target = folder / "Tiny-Qwen3"
+    needed = {"config.json", "tokenizer.json", "tokenizer_config.json", WEIGHTS}
+    assert {path.name for path in target.iterdir()} == needed
+    assert {path.name: path.read_bytes() for path in target.iterdir()} == {
+        name: hub.repositories[NAME][name] for name in needed
+    }
+    assert {path.name for path in folder.iterdir()} == {"Tiny-Qwen3"}
+    assert all(NAME in path for path in hub.asked)  # nothing else is told to the hub
+    assert f"Fetching {NAME} at {COMMIT[:12]}: 4 files, 71 kB." in said
+    assert f"RECOLLECT_MODEL={target} make serve" in said
+    assert model_catalogue.get("Tiny-Qwen3").can_run
+    greedy = ["--temperature", "0", "--max-tokens", "4", "--threads", "1"]
+    assert cli.main(["hello", "--model", str(target), *greedy]) == 0
+    fetched = capsys.readouterr().out
+    assert cli.main(["hello", "--model", str(MODEL), *greedy]) == 0
+    assert fetched == capsys.readouterr().out
+
+
+def test_a_second_run_compares_and_fetches_nothing(hub: HubServer, folder: Path) -> None:
+    fetch()
+    hub.sent.clear()
+    assert "is there already, its checksums are right" in fetch(NAME, "--revision", "main")
+    assert {name for name, _, _ in hub.sent} <= {"config.json"}  # looked at before anything else
+    (folder / "Tiny-Qwen3" / "tokenizer.json").write_bytes(b"{}")
+    assert "differs from the hub's (tokenizer.json)" in refusal()
+
+
+def test_a_connection_that_breaks_is_taken_up_where_it_was(hub: HubServer, folder: Path) -> None:
+    hub.cuts[WEIGHTS] = [10_000, 0, 5_000]
+    fetch()
+    size = len(hub.repositories[NAME][WEIGHTS])
+    assert [entry[1:] for entry in hub.sent if entry[0] == WEIGHTS] == [
+        ("", 10_000),
+        ("bytes=10000-", 0),
+        ("bytes=10000-", 5_000),
+        ("bytes=15000-", size - 15_000),
+    ]
+
+
+def test_a_run_that_was_given_up_is_taken_up_by_the_next_one(hub: HubServer, folder: Path) -> None:
+    hub.cuts[WEIGHTS] = [10_000, *[0] * hub_download.MAX_FAILURES]
+    sentence = refusal()
+    assert "are kept: the same command goes on from there" in sentence
+    assert not (folder / "Tiny-Qwen3").exists()
+    assert model_catalogue.installed()[0].problem  # nothing half is offered
+    hub.sent.clear()
+    said = fetch()
+    assert "of it are here from before" in said
+    size = len(hub.repositories[NAME][WEIGHTS])
+    assert [entry for entry in hub.sent if entry[0] != "config.json"] == [(WEIGHTS, "bytes=10000-", size - 10_000)]
+    assert (folder / "Tiny-Qwen3" / WEIGHTS).read_bytes() == hub.repositories[NAME][WEIGHTS]
+
+
+def test_a_server_that_sends_only_whole_files_is_begun_anew(hub: HubServer, folder: Path) -> None:
+    hub.can_resume = False
+    hub.cuts[WEIGHTS] = [10_000]
+    fetch()
+    assert (folder / "Tiny-Qwen3" / WEIGHTS).read_bytes() == hub.repositories[NAME][WEIGHTS]
+
+
+@pytest.mark.parametrize(("file", "digest"), [(WEIGHTS, "ab" * 32), ("tokenizer.json", "cd" * 20)])
+def test_a_wrong_checksum_is_refused_and_not_kept(hub: HubServer, folder: Path, file: str, digest: str) -> None:
+    hub.stated[file] = digest
+    assert f"{file} of {NAME} has the checksum" in refusal()
+    assert not (folder / "Tiny-Qwen3").exists()
+    assert not list(folder.rglob(f"*{digest}*"))
+    del hub.stated[file]
+    fetch()
+
+
+def test_interrupted_it_keeps_what_has_come_and_says_so(hub: HubServer, tmp_path: Path) -> None:
+    hub.stalls[WEIGHTS] = threading.Event()
+    environment = os.environ | {
+        "DJANGO_SETTINGS_MODULE": "chatapp.settings",
+        "HF_ENDPOINT": hub.url,
+        "RECOLLECT_DATA": str(tmp_path),
+        "RECOLLECT_MODEL": "",
+        "HF_HOME": str(tmp_path / "hf"),
+    }
+    command = [sys.executable, "manage.py", "fetch_model", NAME]
+    with subprocess.Popen(
+        command, cwd=ROOT, env=environment, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
+    ) as process:
+        assert hub.half_sent.wait(timeout=30)
+        part = _grown(tmp_path / "models" / ".fetch-Tiny-Qwen3", len(hub.repositories[NAME][WEIGHTS]) // 2, process)
+        process.send_signal(signal.SIGINT)
+        _, stderr = process.communicate(timeout=30)
+    assert process.returncode == 130
+    assert "Interrupted." in stderr
+    assert "are kept: the same command goes on from there" in stderr
+    assert len(stderr.splitlines()) == 1
+    num_kept = part.stat().st_size
+    hub.stalls.pop(WEIGHTS).set()
+    hub.sent.clear()
+    again = subprocess.run(command, cwd=ROOT, env=environment, capture_output=True, text=True, timeout=60)
+    assert again.returncode == 0, again.stderr
+    assert [entry[1] for entry in hub.sent if entry[0] == WEIGHTS] == [f"bytes={num_kept}-"]
+    assert "\r" not in again.stdout
+
+
+def _grown(folder: Path, num_bytes: int, process: subprocess.Popen[str]) -> Path:
+    """The part that has so many bytes, which have been sent already."""
+    while process.poll() is None:
+        for part in folder.glob("*.part"):
+            if part.stat().st_size >= num_bytes:
+                return part
+    raise AssertionError("ended by itself")
+
+
+def test_two_at_once_do_not_write_one_file(hub: HubServer, folder: Path) -> None:
+    with hub_download._workshop(folder / "Tiny-Qwen3"):
+        assert "is being fetched by another process" in refusal()
+    fetch()
+
+
+def test_a_full_disk_is_said_before_anything_is_fetched(
+    hub: HubServer, folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    usage = shutil.disk_usage(folder.parent)
+    monkeypatch.setattr(hub_download.shutil, "disk_usage", lambda path: usage._replace(free=1000))
+    assert "needs 71 kB more" in (sentence := refusal())
+    assert "has 1 kB left" in sentence
+    assert {name for name, _, _ in hub.sent} == {"config.json"}
+
+
+def test_offline_is_said(hub: HubServer, folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(constants, "ENDPOINT", "http://127.0.0.1:1")
+    assert "cannot be reached" in (sentence := refusal())
+    assert "Is this machine offline?" in sentence
+    monkeypatch.setattr(constants, "HF_HUB_OFFLINE", True)
+    assert "HF_HUB_OFFLINE is set" in refusal()
+
+
+def test_an_unknown_repository_or_revision_is_said(hub: HubServer, folder: Path) -> None:
+    assert f"There is no repository tests/Other at {hub.url}" in refusal("tests/Other")
+    assert f"{NAME} has no revision v2" in refusal(NAME, "--revision", "v2")
+    assert "'../v2' is no revision" in refusal(NAME, "--revision", "../v2")
+
+
+def test_a_gated_repository_opens_to_a_token_which_goes_no_further(
+    hub: HubServer, folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    hub.gated.add(NAME)
+    assert "is gated. Its authors want to know who asks" in (sentence := refusal())
+    assert f"{hub.url}/{NAME}" in sentence
+    assert "HF_TOKEN" in sentence
+    monkeypatch.setenv("HF_TOKEN", "hf_wrong")
+    assert "The account of this token has no access yet" in refusal()
+    monkeypatch.setenv("HF_TOKEN", TOKEN)
+    fetch()
+    assert hub.leaked == []
+
+
+@pytest.mark.parametrize(("status", "said"), [(503, "answered 503"), (403, "HF_TOKEN is wrong, or may not read")])
+def test_a_hub_that_refuses_is_quoted(hub: HubServer, folder: Path, status: int, said: str) -> None:
+    hub.status = status
+    assert said in refusal()
+
+
+def test_a_server_that_is_no_hub_is_told(hub: HubServer, folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(HubServer, "listing", lambda self, repository: {"id": repository, "sha": "main"})
+    assert "does not answer as a Hugging Face hub does" in refusal()
+
+
+@pytest.mark.parametrize(
+    "name",
+    [
+        *("../secrets", "/etc/passwd", ".", "./models", "~/model", "a/..", "a/b/c", "a\\b/c", "a/b\n"),
+        *("Tiny", "https://hub/a/b", "a/b.gguf"),
+    ],
+)
+def test_a_name_that_is_a_path_is_refused_without_asking(hub: HubServer, folder: Path, name: str) -> None:
+    assert "is no name of a repository" in refusal(name)
+    assert hub.asked == []
+
+
+def test_an_architecture_that_cannot_run_is_refused_before_it_is_fetched(hub: HubServer, folder: Path) -> None:
+    config = hub.repositories[NAME]["config.json"]
+    hub.repositories[NAME]["config.json"] = config.replace(b'"qwen3"', b'"mamba"')
+    assert f"{NAME} cannot be run here: config.json: architecture 'mamba' is not supported; known:" in refusal()
+    assert {name for name, _, _ in hub.sent} == {"config.json"}
+
+
+def test_a_gguf_file_is_one_file_and_can_have_another_name(hub: HubServer, folder: Path) -> None:
+    hub.repositories["tests/Tiny-GGUF"] = {"Tiny-F32.gguf": tiny.tiny_gguf().bytes(), "README.md": b""}
+    fetch("tests/Tiny-GGUF")
+    fetch("tests/Tiny-GGUF", "--name", "other")
+    assert {path.name for path in folder.iterdir()} == {"Tiny-F32.gguf", "other.gguf"}
+    assert model_catalogue.get("other").can_run
+    assert "is no name for a model" in refusal("tests/Tiny-GGUF", "--name", "../other")
+    hub.gguf_architecture["tests/Tiny-GGUF"] = "mamba"
+    assert "architecture 'mamba' is not supported" in refusal("tests/Tiny-GGUF", "--name", "third")
+
+
+def test_options_of_a_repository_need_one() -> None:
+    assert "belong to the NAME of a repository" in refusal("--revision", "main")
+
+
+def test_equal_files_are_all_there(hub: HubServer, folder: Path) -> None:
+    hub.repositories[NAME]["generation_config.json"] = b"{}"
+    hub.repositories[NAME]["tokenizer_config.json"] = b"{}"
+    fetch()
+    target = folder / "Tiny-Qwen3"
+    assert (target / "generation_config.json").read_bytes() == (target / "tokenizer_config.json").read_bytes() == b"{}"
+
+
+def test_what_turns_out_not_to_run_is_said(hub: HubServer, folder: Path) -> None:
+    hub.repositories[NAME][WEIGHTS] = (MODEL.with_name("llama") / WEIGHTS).read_bytes()
+    assert "It cannot be run, though: Tiny-Qwen3: the tensor" in refusal()
+
+
+def test_more_bytes_than_listed_are_refused(hub: HubServer, folder: Path) -> None:
+    repository = Hub(NAME)
+    choice = hub_download.choose(repository, "")
+    hub.repositories[NAME][WEIGHTS] += b"more"
+    with pytest.raises(FetchError, match="sends more of"):
+        hub_download.download(repository, choice, folder / "Tiny-Qwen3", lambda what, done, total: None)
+    assert not (folder / "Tiny-Qwen3").exists()
