@@ -195,7 +195,7 @@ class BlockPool:
         """(time of release, block) of the leaf that these owners released first."""
         leaves = []
         for owner in owners:
-            idle = self._idle[owner].get(retention, {})
+            idle = self._idle[owner].get(retention, _Idle())
             leaf = next((block_id for block_id in idle if not self._is_parent(block_id)), None)
             if leaf is not None:
                 leaves.append((*idle[leaf], leaf))

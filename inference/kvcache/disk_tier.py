@@ -207,7 +207,7 @@ class DiskTier:
                 return False
             self._num_unfinished_bytes = num_bytes
         try:
-            parts = [header, *(block.data for block in job.blocks)]
+            parts: list[bytes | memoryview] = [header, *(block.data for block in job.blocks)]
             try:
                 _write_synced(unfinished, parts)
             except OSError as error:
@@ -216,16 +216,20 @@ class DiskTier:
                 with self._lock:
                     self._evict(num_bytes)
                 _write_synced(unfinished, parts)
-            with self._lock:  # a purge comes before, and finds it void, or after, and finds the file
-                if job.is_void:
-                    return False
-                os.rename(unfinished, file.path)
-                self._add(file)
-            self._sync_folder()
+            return self._publish(job, unfinished, file)
         finally:
             with self._lock:
                 self._num_unfinished_bytes = 0
             unfinished.unlink(missing_ok=True)
+
+    def _publish(self, job: WriteJob, unfinished: Path, file: SegmentFile) -> bool:
+        """Give a finished file its name, unless the job is void by now."""
+        with self._lock:  # a purge comes before, and finds it void, or after, and finds the file
+            if job.is_void:
+                return False
+            os.rename(unfinished, file.path)
+            self._add(file)
+        self._sync_folder()
         return True
 
     def _sync_folder(self) -> None:
@@ -333,9 +337,7 @@ class DiskTier:
     ) -> str:
         """On a reader's thread. Returns the problem, "" if there is none."""
         if not hasattr(self._buffers, "view"):
-            self._buffers.view = memoryview(
-                np.empty(self._identity.block_size * self._identity.bytes_per_token, np.uint8)
-            )
+            self._buffers.view = np.empty(self._identity.block_size * self._identity.bytes_per_token, np.uint8).data
         try:
             sink(
                 n,

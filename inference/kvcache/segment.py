@@ -174,7 +174,7 @@ def read_segment(fd: int, identity: KVIdentity) -> Segment:
     owner = b"" if owner == bytes(KEY_BYTES) else owner
     token_ids = np.frombuffer(header, "<u4", sum(rows), tokens_start).astype(np.int32)
     ends = np.cumsum(rows)
-    records = []
+    records: list[BlockRecord] = []
     for i, num_rows in enumerate(rows):
         parent, link, key, _, digest = _RECORD.unpack_from(header, records_start + i * _RECORD.size)
         tokens = token_ids[ends[i] - num_rows : ends[i]]
