@@ -23,6 +23,7 @@ from chatapp.terminal import size
 
 MAX_FAILURES = 5  # in a row, without a byte in between
 FIRST_PAUSE_S = 1.0  # before a connection is taken up again; twice as long each time
+WORKSHOP_PREFIX = ".fetch-"  # a catalogue passes over names that begin with a dot
 _SHA1_CHARS = 40
 
 Show = Callable[[int], None]  # bytes so far
@@ -58,6 +59,15 @@ def num_bytes_kept(choice: Choice, target: Path) -> int:
     workshop = _workshop_of(target)
     places = [place for file in choice.files for place in (workshop / file.digest, _part(workshop, file))]
     return sum(place.stat().st_size for place in places if place.is_file())
+
+
+def unfinished(folder: Path) -> dict[str, int]:
+    """Downloads in the models folder that wait for another run: name -> how many bytes lie there."""
+    return {
+        workshop.name.removeprefix(WORKSHOP_PREFIX): sum(file.stat().st_size for file in workshop.iterdir())
+        for workshop in sorted(folder.glob(f"{WORKSHOP_PREFIX}*"))
+        if workshop.is_dir()
+    }
 
 
 def what_is_kept(choice: Choice, target: Path) -> str:
@@ -106,9 +116,7 @@ def _receive(hub: Hub, file: HubFile, workshop: Path, show: Show) -> None:
 
 def _append(hub: Hub, file: HubFile, part: Path, show: Show) -> None:
     """What one connection brings of the rest."""
-    with hub.stream(file, part.stat().st_size) as (done, chunks), part.open("r+b") as sink:
-        sink.truncate(done)
-        sink.seek(done)
+    with hub.stream(file, part.stat().st_size) as (done, chunks), part.open("ab" if done else "wb") as sink:
         for chunk in chunks:
             done += len(chunk)
             if done > file.num_bytes:
@@ -196,7 +204,7 @@ def _shown(progress: Progress, what: str, done_before: int, choice: Choice) -> S
 
 
 def _workshop_of(target: Path) -> Path:
-    return target.with_name(f".fetch-{target.name}")
+    return target.with_name(f"{WORKSHOP_PREFIX}{target.name}")
 
 
 def _part(workshop: Path, file: HubFile) -> Path:

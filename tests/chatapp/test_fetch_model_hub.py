@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 import io
 import os
 import shutil
@@ -23,6 +24,7 @@ from chatapp.hub import Hub
 from inference import cli
 from tests.chatapp.hub_server import COMMIT, TOKEN, HubServer, running
 from tests.inference import tiny_models as tiny
+from tests.inference.test_formats_gguf_parts import split
 
 ROOT = Path(__file__).resolve().parent.parent.parent
 MODEL = ROOT / "tests" / "data" / "models" / "qwen3"
@@ -114,6 +116,9 @@ def test_a_run_that_was_given_up_is_taken_up_by_the_next_one(hub: HubServer, fol
     assert "are kept: the same command goes on from there" in sentence
     assert not (folder / "Tiny-Qwen3").exists()
     assert model_catalogue.installed()[0].problem  # nothing half is offered
+    stdout = io.StringIO()
+    call_command("models", stdout=stdout)
+    assert "Tiny-Qwen3: unfinished, 14.5 kB in .fetch-Tiny-Qwen3" in stdout.getvalue()
     hub.sent.clear()
     said = fetch()
     assert "of it are here from before" in said
@@ -194,6 +199,16 @@ def test_a_full_disk_is_said_before_anything_is_fetched(
     assert {name for name, _, _ in hub.sent} == {"config.json"}
 
 
+def test_a_disk_that_is_full_in_the_middle_leaves_the_rest_to_the_next_run(hub: HubServer, folder: Path) -> None:
+    workshop = folder / ".fetch-Tiny-Qwen3"
+    workshop.mkdir(parents=True)
+    part = workshop / f"{hashlib.sha256(hub.repositories[NAME][WEIGHTS]).hexdigest()}.part"
+    part.symlink_to("/dev/full")
+    assert "The disk is full. 4.51 kB of 71 kB are kept" in refusal()
+    part.unlink()
+    fetch()
+
+
 def test_offline_is_said(hub: HubServer, folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(constants, "ENDPOINT", "http://127.0.0.1:1")
     assert "cannot be reached" in (sentence := refusal())
@@ -261,6 +276,23 @@ def test_a_gguf_file_is_one_file_and_can_have_another_name(hub: HubServer, folde
     assert "is no name for a model" in refusal("tests/Tiny-GGUF", "--name", "../other")
     hub.gguf_architecture["tests/Tiny-GGUF"] = "mamba"
     assert "architecture 'mamba' is not supported" in refusal("tests/Tiny-GGUF", "--name", "third")
+
+
+def test_the_parts_of_a_split_file_lie_in_a_folder_of_their_name(hub: HubServer, folder: Path, tmp_path: Path) -> None:
+    (tmp_path / "parts").mkdir()
+    parts = {f"F32/{path.name}": path.read_bytes() for path in split(tmp_path / "parts")}
+    hub.repositories["tests/Tiny-GGUF"] = parts | {"Q8_0/tiny-Q8_0.gguf": b""}
+    said = fetch("tests/Tiny-GGUF", "--file", "tiny-0*")
+    assert {path.name for path in folder.iterdir()} == {"tiny"}
+    assert f"RECOLLECT_MODEL={folder}/tiny/tiny-00001-of-00003.gguf" in said
+    assert model_catalogue.get("tiny").can_run
+
+
+def test_without_a_name_nothing_is_fetched_for_another_default(hub: HubServer, folder: Path) -> None:
+    stdout = io.StringIO()
+    call_command("fetch_model", stdout=stdout)
+    assert "the default model is not needed" in stdout.getvalue()
+    assert hub.asked == []
 
 
 def test_options_of_a_repository_need_one() -> None:

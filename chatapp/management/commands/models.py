@@ -9,7 +9,7 @@ from typing import Any
 
 from django.core.management.base import BaseCommand
 
-from chatapp import model_catalogue
+from chatapp import hub_download, model_catalogue
 from chatapp.logs import escaped
 from chatapp.model_catalogue import InstalledModel
 from chatapp.terminal import count, size
@@ -38,6 +38,10 @@ class Command(BaseCommand):
             for remark in (*remarks, *model.facts.notes):
                 self.stdout.write(escaped(f"{model.name}: {remark}"))
         folder = escaped(str(model_catalogue.models_folder()))
+        for name, num_bytes in hub_download.unfinished(model_catalogue.models_folder()).items():
+            place = f"{hub_download.WORKSHOP_PREFIX}{name}"
+            remark = f"unfinished, {size(num_bytes)} in {place}: fetch_model goes on there, or remove that folder"
+            self.stdout.write(escaped(f"{name}: {remark}"))
         self.stdout.write(f"* answers where no other model is chosen (RECOLLECT_MODEL). Folder: {folder}")
 
 
