@@ -9,6 +9,7 @@
             let isBehind = true;
             const snapshot = () => ({
                 type: 'turn.snapshot', seq, stage: 'writing', position: 0, done: 0, total: 0,
+                thinking: null,
                 blocks: blocks.map((html, index) => ({ index, html, is_done: false })),
             });
             for (let step = 0; step < 30; step += 1) {
@@ -21,7 +22,7 @@
                     const added = Array.from({ length: 1 + Math.floor(random() * 2) }, () => `<p>${random()}</p>`);
                     blocks = [...blocks.slice(0, keep), ...added];
                     frame = {
-                        type: 'turn.delta', seq, num_blocks: blocks.length,
+                        type: 'turn.delta', seq, num_blocks: blocks.length, thinking: null,
                         blocks: added.map((html, i) => ({ index: keep + i, html, is_done: false })),
                     };
                 }

@@ -19,7 +19,8 @@ START_WITHIN_S = 90
 class Server:
     """Can be stopped, killed and started again on the same data and port."""
 
-    def __init__(self, data: Path, model: Path) -> None:
+    def __init__(self, data: Path, model: Path, **settings: str) -> None:
+        """settings: environment variables of the server, beside data folder and model."""
         data.chmod(0o700)
         share_kernels(data)
         kept = {name: value for name, value in os.environ.items() if not name.startswith(("RECOLLECT_", "DJANGO_"))}
@@ -28,6 +29,7 @@ class Server:
             "RECOLLECT_DATA": str(data),
             "RECOLLECT_MODEL": str(model),
             "RECOLLECT_LOG_LEVEL": "WARNING",
+            **settings,
         }
         self._port = 0
         self._process: subprocess.Popen[str] | None = None
