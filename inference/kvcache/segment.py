@@ -16,10 +16,11 @@ from __future__ import annotations
 import os
 import struct
 from collections.abc import Sequence
-from dataclasses import dataclass, fields
+from dataclasses import dataclass, replace
 from hashlib import blake2b, sha256
 
 import numpy as np
+from numpy.typing import NDArray
 
 from inference.kvcache.cached_blocks import Place
 from inference.kvcache.keys import KEY_BYTES, block_key
@@ -29,8 +30,10 @@ MAGIC = b"RCLCT-KV"
 VERSION = 1
 PAGE = 4096
 MAX_BLOCKS = 64
-MAX_TAG_BYTES = 1 << 14
+MAX_TAG_BYTES = 1 << 16
 MAX_BLOCK_SIZE = 1024
+MAX_BYTES_PER_TOKEN = 1 << 28
+IDENTITY_FIELDS = ("model", "tokenizer", "kv_format", "kernel_tier", "adapter")
 _PREAMBLE = struct.Struct("<8s I I Q I I Q")  # magic, version, P, bytes per token, num blocks, tag bytes, payload start
 _RECORD = struct.Struct(f"<{KEY_BYTES}s {KEY_BYTES}s {KEY_BYTES}s I 32s")  # parent, link, key, rows, digest
 _DIGEST_BYTES = 32
@@ -46,19 +49,43 @@ class BadSegment(Exception):
 
 @dataclass(frozen=True, slots=True)
 class KVIdentity:
-    """All that the bytes of a block depend on besides its tokens. Texts; a file holds their digests."""
+    """All that the bytes of a block depend on besides its tokens: digests, named by IDENTITY_FIELDS, and sizes."""
 
-    model: str
-    tokenizer: str
-    kv_format: str
-    kernel_tier: str
-    adapter: str = ""
-    block_size: int = 16
-    bytes_per_token: int = 0
+    digests: tuple[bytes, ...]
+    block_size: int
+    bytes_per_token: int
 
-    def digests(self) -> dict[str, bytes]:
-        names = [item.name for item in fields(self) if item.type == "str"]
-        return {name: blake2b(getattr(self, name).encode(), digest_size=KEY_BYTES).digest() for name in names}
+    @classmethod
+    def of(
+        cls,
+        *,
+        model: str,
+        tokenizer: str,
+        kv_format: str,
+        kernel_tier: str,
+        adapter: str = "",
+        block_size: int,
+        bytes_per_token: int,
+    ) -> KVIdentity:
+        texts = (model, tokenizer, kv_format, kernel_tier, adapter)
+        digests = tuple(blake2b(text.encode(), digest_size=KEY_BYTES).digest() for text in texts)
+        return cls(digests, block_size, bytes_per_token)
+
+    @property
+    def name(self) -> str:
+        """Hex, for a folder."""
+        sizes = self.block_size.to_bytes(8, "little") + self.bytes_per_token.to_bytes(8, "little")
+        return blake2b(b"".join(self.digests) + sizes, digest_size=KEY_BYTES).hexdigest()
+
+    def check(self, found: KVIdentity) -> None:
+        """Raise BadSegment, naming the first field that differs."""
+        for name, own, other in zip(IDENTITY_FIELDS, self.digests, found.digests, strict=True):
+            if own != other:
+                raise BadSegment(name)
+        if self.block_size != found.block_size:
+            raise BadSegment("block_size")
+        if self.bytes_per_token != found.bytes_per_token:
+            raise BadSegment("kv_format")
 
 
 @dataclass(frozen=True, slots=True)
@@ -86,107 +113,89 @@ class SavedBlock:
 class Segment:
     """What the header of a file says. tags is empty for public blocks, owner likewise."""
 
+    identity: KVIdentity
     owner: bytes
     tags: frozenset[str]
     records: tuple[BlockRecord, ...]
     payload_start: int
 
-    def num_bytes(self, bytes_per_token: int) -> int:
+    @property
+    def num_bytes(self) -> int:
         """The size of the whole file."""
-        return self.payload_start + sum(len(record.token_ids) for record in self.records) * bytes_per_token
+        num_rows = sum(len(record.token_ids) for record in self.records)
+        return self.payload_start + num_rows * self.identity.bytes_per_token
+
+    def header(self) -> bytes:
+        """All bytes before the payload. Raises BadSegment when there are too many tags."""
+        identity = self.identity
+        tags = b"".join(len(text).to_bytes(2, "little") + text for text in map(str.encode, sorted(self.tags)))
+        if len(tags) > MAX_TAG_BYTES:
+            raise BadSegment("tags")
+        num_records = len(self.records)
+        preamble = (VERSION, identity.block_size, identity.bytes_per_token, num_records, len(tags), self.payload_start)
+        parts = [_PREAMBLE.pack(MAGIC, *preamble), *identity.digests, self.owner.ljust(KEY_BYTES, b"\0")]
+        for record in self.records:  # "s" pads an empty key with zeros
+            place, num_rows = record.place, len(record.token_ids)
+            parts.append(_RECORD.pack(place.parent, place.link, record.key, num_rows, record.digest))
+        parts += [record.token_ids.astype("<u4").tobytes() for record in self.records]
+        header = b"".join([*parts, tags])
+        header += blake2b(header, digest_size=_DIGEST_BYTES).digest()
+        return header.ljust(self.payload_start, b"\0")
 
 
 def make_segment(blocks: Sequence[SavedBlock], identity: KVIdentity) -> Segment:
     """The segment of blocks that follow each other and have the same owner and tags. Computes the digests."""
     records = tuple(BlockRecord(b.place, b.key, b.token_ids, sha256(b.data).digest()) for b in blocks)
-    segment = Segment(blocks[0].place.owner, blocks[0].tags, records, 0)
-    size = len(encode_header(segment, identity))
-    return Segment(segment.owner, segment.tags, records, -(-size // PAGE) * PAGE)
+    segment = Segment(identity, blocks[0].place.owner, blocks[0].tags, records, 0)
+    return replace(segment, payload_start=-(-len(segment.header()) // PAGE) * PAGE)
 
 
-def encode_header(segment: Segment, identity: KVIdentity) -> bytes:
-    """The header up to its digest; zeros follow until payload_start."""
-    tags = b"".join(len(text).to_bytes(2, "little") + text for text in (tag.encode() for tag in sorted(segment.tags)))
-    if len(tags) > MAX_TAG_BYTES:
-        raise BadSegment("tags")
-    parts = [
-        _PREAMBLE.pack(
-            MAGIC,
-            VERSION,
-            identity.block_size,
-            identity.bytes_per_token,
-            len(segment.records),
-            len(tags),
-            segment.payload_start,
-        ),
-        *identity.digests().values(),
-        segment.owner.ljust(KEY_BYTES, b"\0"),
-        *(
-            _RECORD.pack(r.place.parent, r.place.link, r.key, len(r.token_ids), r.digest)  # "s" pads with zeros
-            for r in segment.records
-        ),
-        *(r.token_ids.astype("<u4").tobytes() for r in segment.records),
-        tags,
-    ]
-    header = b"".join(parts)
-    return header + blake2b(header, digest_size=_DIGEST_BYTES).digest()
-
-
-def read_segment(fd: int, identity: KVIdentity) -> Segment:
-    """The header of an open file, checked against its size and the identity. Raises BadSegment, OSError."""
+def read_segment(fd: int) -> Segment:
+    """The header of an open file, checked against its size and its own digest. Raises BadSegment, OSError."""
     size = os.fstat(fd).st_size
-    preamble = _read(fd, _PREAMBLE.size, 0)
-    magic, version, block_size, bytes_per_token, num_blocks, tag_bytes, payload_start = _PREAMBLE.unpack(preamble)
+    magic, version, *numbers = _PREAMBLE.unpack(_read(fd, _PREAMBLE.size, 0))
+    block_size, bytes_per_token, num_blocks, tag_bytes, payload_start = numbers
     if magic != MAGIC:
         raise BadSegment("format")
     if version != VERSION:
         raise BadSegment("version")
-    if block_size != identity.block_size:
-        raise BadSegment("block_size")
-    if bytes_per_token != identity.bytes_per_token:
-        raise BadSegment("kv_format")
-    if not 1 <= num_blocks <= MAX_BLOCKS or tag_bytes > MAX_TAG_BYTES:
-        raise BadSegment("format")
-    digests = identity.digests()
-    records_start = _PREAMBLE.size + (len(digests) + 1) * KEY_BYTES
+    records_start = _PREAMBLE.size + (len(IDENTITY_FIELDS) + 1) * KEY_BYTES
     tokens_start = records_start + num_blocks * _RECORD.size
     longest = tokens_start + num_blocks * block_size * 4 + tag_bytes + _DIGEST_BYTES
-    if payload_start % PAGE or payload_start > -(-longest // PAGE) * PAGE or payload_start > size:
-        raise BadSegment("truncated" if payload_start > size else "format")
+    if not (
+        1 <= block_size <= MAX_BLOCK_SIZE
+        and 1 <= bytes_per_token <= MAX_BYTES_PER_TOKEN
+        and 1 <= num_blocks <= MAX_BLOCKS
+        and tag_bytes <= MAX_TAG_BYTES
+        and payload_start % PAGE == 0
+        and payload_start < longest + PAGE
+    ):
+        raise BadSegment("format")
     header = _read(fd, payload_start, 0)
-    for i, (name, digest) in enumerate(digests.items()):
-        if header[_PREAMBLE.size + i * KEY_BYTES :][:KEY_BYTES] != digest:
-            raise BadSegment(name)
-    rows = [_RECORD.unpack_from(header, records_start + i * _RECORD.size)[3] for i in range(num_blocks)]
+    records = [_RECORD.unpack_from(header, start) for start in range(records_start, tokens_start, _RECORD.size)]
+    rows = [num_rows for _, _, _, num_rows, _ in records]
     if not all(1 <= num_rows <= block_size for num_rows in rows):
         raise BadSegment("format")
     tags_start = tokens_start + 4 * sum(rows)
     end = tags_start + tag_bytes
-    if end + _DIGEST_BYTES > len(header):
-        raise BadSegment("format")
-    if blake2b(header[:end], digest_size=_DIGEST_BYTES).digest() != header[end : end + _DIGEST_BYTES]:
+    if header[end:] != blake2b(header[:end], digest_size=_DIGEST_BYTES).digest().ljust(payload_start - end, b"\0"):
         raise BadSegment("header")
     if size != payload_start + sum(rows) * bytes_per_token:
         raise BadSegment("truncated")
-    if any(header[end + _DIGEST_BYTES :]):
-        raise BadSegment("header")
-    owner = header[records_start - KEY_BYTES : records_start]
-    owner = b"" if owner == bytes(KEY_BYTES) else owner
-    token_ids = np.frombuffer(header, "<u4", sum(rows), tokens_start).astype(np.int32)
-    ends = np.cumsum(rows)
-    records: list[BlockRecord] = []
-    for i, num_rows in enumerate(rows):
-        parent, link, key, _, digest = _RECORD.unpack_from(header, records_start + i * _RECORD.size)
-        tokens = token_ids[ends[i] - num_rows : ends[i]]
-        is_full = num_rows == block_size
-        if key != (block_key(link, tokens) if is_full else bytes(KEY_BYTES)) or (i > 0 and parent != records[-1].key):
-            raise BadSegment("format")
-        records.append(BlockRecord(Place(parent, link, owner), key if is_full else b"", tokens, digest))
-    return Segment(owner, _decode_tags(header[tags_start:end]), tuple(records), payload_start)
+    digests = [header[start : start + KEY_BYTES] for start in range(_PREAMBLE.size, records_start, KEY_BYTES)]
+    owner = digests.pop()
+    return Segment(
+        identity=KVIdentity(tuple(digests), block_size, bytes_per_token),
+        owner=owner if any(owner) else b"",
+        tags=_decode_tags(header[tags_start:end]),
+        records=_decode_records(records, np.frombuffer(header, "<u4", sum(rows), tokens_start), owner, block_size),
+        payload_start=payload_start,
+    )
 
 
-def read_rows(fd: int, segment: Segment, i: int, buffer: memoryview, bytes_per_token: int) -> memoryview:
+def read_rows(fd: int, segment: Segment, i: int, buffer: memoryview) -> memoryview:
     """The bytes of block i, in the buffer, checked. Raises BadSegment, OSError."""
+    bytes_per_token = segment.identity.bytes_per_token
     before = sum(len(record.token_ids) for record in segment.records[:i])
     data = buffer[: len(segment.records[i].token_ids) * bytes_per_token]
     if os.preadv(fd, [data], segment.payload_start + before * bytes_per_token) != len(data):
@@ -201,6 +210,25 @@ def _read(fd: int, num_bytes: int, start: int) -> bytes:
     if len(data) != num_bytes:
         raise BadSegment("truncated")
     return data
+
+
+def _decode_records(
+    fields: Sequence[tuple[bytes, bytes, bytes, int, bytes]], token_ids: NDArray[np.uint32], owner: bytes, P: int
+) -> tuple[BlockRecord, ...]:
+    """Records of blocks that follow each other, under keys that their tokens give."""
+    records: list[BlockRecord] = []
+    end = 0
+    for parent, link, key, num_rows, digest in fields:
+        tokens = token_ids[end : end + num_rows].astype(np.int32)
+        end += num_rows
+        if num_rows < P and key == bytes(KEY_BYTES):
+            key = b""
+        elif num_rows < P or key != block_key(link, tokens):
+            raise BadSegment("format")
+        if records and parent != records[-1].key:
+            raise BadSegment("format")
+        records.append(BlockRecord(Place(parent, link, owner if any(owner) else b""), key, tokens, digest))
+    return tuple(records)
 
 
 def _decode_tags(data: bytes) -> frozenset[str]:

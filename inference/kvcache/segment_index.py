@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections import OrderedDict
-from collections.abc import Iterable
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -17,7 +16,10 @@ class SegmentFile:
 
     path: Path
     segment: Segment
-    num_bytes: int
+
+    @property
+    def num_bytes(self) -> int:
+        return self.segment.num_bytes
 
 
 @dataclass(frozen=True, slots=True)
@@ -78,11 +80,10 @@ class SegmentIndex:
             if known is not None and known.file is file:
                 del self._block_of[record.key]
 
-    def touch(self, files: Iterable[SegmentFile]) -> None:
-        """Count files as used now, the last of them as the most recent."""
-        for file in files:
-            if file in self:
-                self._files.move_to_end(file.path)
+    def touch(self, file: SegmentFile) -> None:
+        """Count a file as used now."""
+        if file in self:
+            self._files.move_to_end(file.path)
 
     def superseded_by(self, segment: Segment) -> list[SegmentFile]:
         """Files of one partly filled block that the segment contains whole."""

@@ -6,12 +6,13 @@ import subprocess
 import sys
 from collections.abc import Iterator
 from contextlib import closing
-from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
 
+from inference.kvcache import kv_folder
 from inference.kvcache.cached_blocks import Place
 from inference.kvcache.disk_tier import SUFFIX, DiskTier, DiskTierUnavailable, WriteJob
 from inference.kvcache.keys import block_key, salted_key
@@ -21,7 +22,9 @@ from inference.types import I32
 P = 4
 BYTES_PER_TOKEN = 8
 ROOT = bytes(range(16))
-IDENTITY = KVIdentity("model", "tokenizer", "f32", "jit", block_size=P, bytes_per_token=BYTES_PER_TOKEN)
+FACTS = {"model": "model", "tokenizer": "tokenizer", "kv_format": "f32", "kernel_tier": "jit"}
+SIZES = {"block_size": P, "bytes_per_token": BYTES_PER_TOKEN}
+IDENTITY = KVIdentity.of(**FACTS, **SIZES)
 BUDGET = 1 << 20
 
 
@@ -59,8 +62,13 @@ def read_back(tier: DiskTier, blocks: list[SavedBlock]) -> list[bytes]:
     return [data[n] for n in range(num_read)]
 
 
-def files_of(folder: Path) -> list[Path]:
-    return sorted(folder.glob(f"*{SUFFIX}"))
+def inside(root: Path, identity: KVIdentity = IDENTITY) -> Path:
+    """The folder of one model."""
+    return root / identity.name
+
+
+def files_of(root: Path) -> list[Path]:
+    return sorted(inside(root).glob(f"*{SUFFIX}"))
 
 
 def write_one(folder: Path, blocks: list[SavedBlock]) -> Path:
@@ -115,7 +123,7 @@ def test_every_flipped_byte_is_a_miss(tmp_path: Path) -> None:
         damaged[i] ^= 1 << (i % 8)
         path.write_bytes(damaged)
         causes.add(assert_is_miss(tmp_path, path, blocks, intact))
-    assert {"format", "version", "model", "tokenizer", "kernel_tier", "header", "checksum"} <= causes
+    assert {"format", "version", "header", "checksum"} <= causes
     with open_tier(tmp_path) as tier:  # the file itself was good all the time
         assert read_back(tier, blocks) == wanted(blocks)
 
@@ -172,23 +180,28 @@ def test_the_header_of_one_file_before_the_payload_of_another_is_a_miss(tmp_path
 
 
 @pytest.mark.parametrize(
-    ("identity", "cause"),
+    ("change", "cause"),
     [
-        (replace(IDENTITY, model="another"), "model"),
-        (replace(IDENTITY, tokenizer="another"), "tokenizer"),
-        (replace(IDENTITY, kv_format="another"), "kv_format"),
-        (replace(IDENTITY, kernel_tier="another"), "kernel_tier"),
-        (replace(IDENTITY, adapter="another"), "adapter"),
-        (replace(IDENTITY, block_size=2 * P), "block_size"),
-        (replace(IDENTITY, bytes_per_token=2 * BYTES_PER_TOKEN), "kv_format"),
+        ({"model": "another"}, "model"),
+        ({"tokenizer": "another"}, "tokenizer"),
+        ({"kv_format": "another"}, "kv_format"),
+        ({"kernel_tier": "another"}, "kernel_tier"),
+        ({"adapter": "another"}, "adapter"),
+        ({"block_size": 2 * P}, "block_size"),
+        ({"bytes_per_token": 2 * BYTES_PER_TOKEN}, "kv_format"),
     ],
 )
-def test_a_file_of_another_engine_is_a_miss(tmp_path: Path, identity: KVIdentity, cause: str) -> None:
+def test_a_file_of_another_engine_is_a_miss(tmp_path: Path, change: dict[str, Any], cause: str) -> None:
     path = write_one(tmp_path, chain(P))
+    identity = KVIdentity.of(**{**FACTS, **SIZES, **change})
+    with open_tier(tmp_path, identity=identity) as tier:  # has a folder of its own
+        assert tier.num_files == 0
+        assert not tier.failures
+    misplaced = path.rename(inside(tmp_path, identity) / path.name)
     with open_tier(tmp_path, identity=identity) as tier:
         assert tier.failures == {cause: 1}
         assert tier.num_files == 0
-    assert not path.exists()
+    assert not misplaced.exists()
 
 
 def test_the_budget_is_never_exceeded_and_the_least_recently_used_go_first(tmp_path: Path) -> None:
@@ -208,8 +221,8 @@ def test_the_budget_is_never_exceeded_and_the_least_recently_used_go_first(tmp_p
         assert tier.num_files == 1
 
 
-def remains(folder: Path) -> Iterator[bytes]:
-    return (path.read_bytes() for path in folder.iterdir())
+def remains(root: Path) -> Iterator[bytes]:
+    return (path.read_bytes() for path in root.rglob("*") if path.is_file())
 
 
 def test_a_purge_leaves_no_token_in_the_folder(tmp_path: Path) -> None:
@@ -242,13 +255,15 @@ def test_a_purge_comes_before_what_waits_to_be_written(tmp_path: Path) -> None:
     with open_tier(tmp_path) as tier:
         tier.purge("chat-1", [job])
         assert not tier.write(job)
-        assert {path.name for path in tmp_path.iterdir()} == {"lock"}
+        assert {path.name for path in inside(tmp_path).iterdir()} == {"lock"}
 
 
 def test_a_folder_has_one_owner(tmp_path: Path) -> None:
     code = (
         "import sys; from pathlib import Path; from inference.kvcache.disk_tier import *\n"
-        "try: DiskTier(Path(sys.argv[1]), 1 << 20, KVIdentity('model', 'tokenizer', 'f32', 'jit', '', 4, 8))\n"
+        "sizes = {'block_size': 4, 'bytes_per_token': 8}\n"
+        "model = KVIdentity.of(model='model', tokenizer='tokenizer', kv_format='f32', kernel_tier='jit', **sizes)\n"
+        "try: DiskTier(Path(sys.argv[1]), 1 << 20, model)\n"
         "except DiskTierUnavailable: sys.exit(3)"
     )
     with open_tier(tmp_path):
@@ -259,7 +274,44 @@ def test_a_folder_has_one_owner(tmp_path: Path) -> None:
 
 
 def test_what_an_interrupted_write_has_left_is_removed(tmp_path: Path) -> None:
-    (tmp_path / "0123.tmp").write_bytes(b"half")
+    inside(tmp_path).mkdir()
+    (inside(tmp_path) / "0123.tmp").write_bytes(b"half")
     with open_tier(tmp_path) as tier:
         assert tier.num_files == 0
-        assert {path.name for path in tmp_path.iterdir()} == {"lock"}
+        assert {path.name for path in inside(tmp_path).iterdir()} == {"lock"}
+
+
+def test_another_models_files_go_first_unless_it_runs(tmp_path: Path) -> None:
+    size = write_one(tmp_path, chain(P)).stat().st_size
+    another = KVIdentity.of(**{**FACTS, "model": "another"}, **SIZES)
+    with open_tier(tmp_path, identity=another, max_bytes=2 * size) as tier:
+        assert tier.write(WriteJob(chain(P, seed=1)))
+        with open_tier(tmp_path, max_bytes=2 * size) as running:
+            assert running.num_files == 1
+            assert tier.write(WriteJob(chain(P, seed=2)))  # in the place of its own
+            assert (running.num_files, tier.num_files) == (1, 1)
+            assert read_back(running, chain(P)) == wanted(chain(P))
+        assert tier.write(WriteJob(chain(P, seed=3)))
+        assert tier.num_files == 2
+        assert files_of(tmp_path) == []
+
+
+def test_folder_can_be_surveyed_verified_and_purged_from_outside(tmp_path: Path) -> None:
+    assert kv_folder.survey(tmp_path) == []
+    shared, mine = frozenset({"chat-1", "chat-2"}), frozenset({"chat-1"})
+    with open_tier(tmp_path) as tier:
+        assert all(tier.write(WriteJob(chain(P, seed=seed, tags=tags))) for seed, tags in enumerate([shared, mine]))
+        (summary,) = kv_folder.survey(tmp_path)
+        assert (summary.name, summary.num_files, summary.num_bytes) == (IDENTITY.name, 2, tier.num_bytes)
+        assert summary.is_in_use
+        assert kv_folder.verify(tmp_path) == {"": 2}
+        assert kv_folder.purge(tmp_path, "chat-1") == 1
+        assert not any(b"chat-1" in data for data in remains(tmp_path))
+        assert read_back(tier, chain(P, seed=1)) == []
+        assert tier.failures == {"missing": 1}
+    (path,) = files_of(tmp_path)
+    path.write_bytes(path.read_bytes()[:-1] + b"?")
+    assert kv_folder.verify(tmp_path) == {"checksum": 1}
+    assert not kv_folder.survey(tmp_path)[0].is_in_use
+    assert kv_folder.purge(tmp_path) == 1
+    assert not any(remains(tmp_path))
