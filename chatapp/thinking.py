@@ -34,4 +34,4 @@ def thought_of(text: str, thinking_chars: int) -> str:
         if thought.endswith(closing):
             thought = thought.removesuffix(closing).rstrip()
             break
-    return _SEAM.sub("\n\n", thought)
+    return _SEAM.sub("\n\n", thought).strip()  # a block without thought leaves nothing of its seam

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
 from chatapp.llm import ThinkingReader
@@ -144,6 +144,7 @@ PIECES = st.lists(
 
 
 @given(pieces=PIECES, marks=st.sampled_from([THINKS, SPELT, OPENED]))
+@example(pieces=["</think>", "<think>"], marks=OPENED)
 def test_a_terminal_is_told_each_part_once_and_in_order(pieces: list[str], marks: ThinkingMarks) -> None:
     reply = Reply(reader=ThinkingReader(marks, TOKENIZER))
     told = ["", ""]
