@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 from dataclasses import dataclass
+from pathlib import Path
 
 HIDDEN_ACTS = ("silu", "gelu_pytorch_tanh")
 LAYER_TYPES = ("full_attention", "sliding_attention")
@@ -207,6 +208,8 @@ class EngineConfig:
     kernels: str = "auto"  # one of KERNELS
     kernel_cache: str = ""  # a folder that keeps compiled kernels; "": beside their source
     is_prefix_cache_enabled: bool = True
+    kv_dir: Path | None = None  # a folder that keeps cached KV over restarts, shared by all models; None: nowhere
+    kv_disk_bytes: int = 0  # what the files there may take in all; 0: none are written
     max_draft_tokens: int = 7  # guessed in one step, of all sequences together (prompt_lookup.py); 0: none
 
     @property
@@ -225,5 +228,6 @@ class EngineConfig:
             ("max_model_len", 0, 1 << 26),
             ("num_threads", 0, 1024),
             ("max_draft_tokens", 0, 64),
+            ("kv_disk_bytes", 0, 1 << 50),
         )
         _check_limits(self, limits)

@@ -24,6 +24,7 @@ class FinishReason(StrEnum):
     LENGTH = "length"  # max_tokens, or the end of the window
     CANCELLED = "cancelled"
     ERROR = "error"
+    PREFILLED = "prefilled"  # nothing more was asked for
 
 
 class MissCause(StrEnum):
@@ -103,6 +104,7 @@ class Request:
     tags                  opaque names (a conversation id) under which cached blocks can be purged
     is_low_retention      a side request: what it alone computed is the first to be evicted
     priority              lower runs first among the waiting
+    is_prefill_only       compute and cache the prompt's KV and end, without a token; runs only while nobody else does
     """
 
     request_id: str
@@ -112,6 +114,7 @@ class Request:
     num_public_tokens: int = 0
     tags: tuple[str, ...] = ()
     is_low_retention: bool = False
+    is_prefill_only: bool = False
     priority: int = 0
     is_continuation: bool = False  # the prompt ends inside the reply: a leading space of the output belongs to it
     stop_token_ids: tuple[int, ...] = ()  # end-of-turn ids; generated and counted, part of neither the ids nor the text
@@ -273,6 +276,70 @@ class ModelInfo:
 
 
 @dataclass(frozen=True, slots=True)
+class HitCounts:
+    """What requests have looked up and found. Each counts once, at its first look-up; those that only prefill do not.
+
+    A block counts if it is full, and as found only if all of it was. The ratios are 0 without anything looked up.
+    """
+
+    num_requests: int = 0
+    num_requests_hit: int = 0  # with at least one reused token
+    num_tokens: int = 0  # of prompts
+    num_tokens_hit: int = 0  # reused, from memory or disk
+    num_blocks: int = 0
+    num_blocks_hit: int = 0
+
+    @property
+    def request_ratio(self) -> float:
+        return self.num_requests_hit / self.num_requests if self.num_requests else 0.0
+
+    @property
+    def token_ratio(self) -> float:
+        return self.num_tokens_hit / self.num_tokens if self.num_tokens else 0.0
+
+    @property
+    def block_ratio(self) -> float:
+        return self.num_blocks_hit / self.num_blocks if self.num_blocks else 0.0
+
+
+@dataclass(frozen=True, slots=True)
+class DiskStats:
+    """The files of cached KV. Counts by cause since the start."""
+
+    num_files: int = 0
+    num_bytes: int = 0
+    max_bytes: int = 0  # for the files of all models together
+    num_evicted_files: int = 0
+    num_restored_blocks: int = 0
+    restore_s: float = 0.0  # spent reading them
+    failed_restores: dict[str, int] = field(default_factory=dict)  # files that were no good: a miss each
+    failed_writes: dict[str, int] = field(default_factory=dict)
+    num_unsaved_blocks: int = 0  # cached and not on disk, nor on the way
+    num_lost_blocks: int = 0  # evicted before they could be saved
+    pending_bytes: int = 0  # copied and not yet written
+
+
+@dataclass(frozen=True, slots=True)
+class CacheStats:
+    """The prefix cache, as of the last request that ended or the last idle moment."""
+
+    since_start: HitCounts = field(default_factory=HitCounts)
+    recent: HitCounts = field(default_factory=HitCounts)  # of the last 1000 requests
+    num_exact_repeats: int = 0  # requests that computed nothing
+    num_prefill_only: int = 0
+    num_prefill_only_tokens: int = 0  # computed by them
+    num_relookups: int = 0  # of requests that were preempted and came back
+    num_relookup_tokens: int = 0
+    num_relookup_tokens_hit: int = 0
+    num_evicted_blocks: int = 0
+    mean_evicted_age_s: float = 0.0  # from release to eviction
+    oldest_idle_s: float = 0.0  # since the release of the cached block released first
+    prefill_saved_s: float = 0.0  # reused tokens at the measured speed of prefill
+    disk: DiskStats | None = None  # None: nothing is kept on disk
+    disk_problem: str = ""  # why, if it should be
+
+
+@dataclass(frozen=True, slots=True)
 class EngineStats:
     """A snapshot of the engine, cheap enough to take on every page view."""
 
@@ -297,5 +364,7 @@ class EngineStats:
     num_evicted_blocks: int = 0
     num_preemptions: int = 0
     num_collisions: int = 0  # a key matched and the tokens did not: refused, counted
+    num_yields: int = 0  # of requests that only prefill, to others
+    cache: CacheStats = field(default_factory=CacheStats)
     uptime_s: float = 0.0
     error: str = field(default="")  # why the engine no longer answers, "" while it does

@@ -18,6 +18,7 @@ import numpy as np
 
 from inference.config import EngineConfig
 from inference.engine.model_runner import ModelRunner
+from inference.engine.new_cache import new_cache
 from inference.engine.opened_model import OpenedModel, open_model, window_of
 from inference.engine.pace import PrefillPace
 from inference.engine.reply import Reply
@@ -25,8 +26,6 @@ from inference.engine.scheduler import Scheduler
 from inference.engine.sequence import Chunk, Sequence
 from inference.engine.stats import StatsRecorder
 from inference.errors import PromptTooLong, SamplingError
-from inference.kvcache.keys import root_key
-from inference.kvcache.prefix_cache import PrefixCache
 from inference.model.base import Model, RunKernels, run_here
 from inference.model.registry import load_model
 from inference.sampler.sampler import Sampler
@@ -73,13 +72,7 @@ class LLMEngine:
         path: str = "",
         clock: Clock = time.monotonic,
     ) -> None:
-        num_blocks = config.num_blocks
-        kv = model.new_kv(num_blocks, config.block_size)
-        root = root_key(
-            model_fingerprint=model.fingerprint,
-            tokenizer_fingerprint=tokenizer.fingerprint,
-            kv_format=kv.format_id,
-        )
+        kv = model.new_kv(config.num_blocks, config.block_size)
         self.model = model
         self.tokenizer = tokenizer
         self.chat_template = chat_template
@@ -100,13 +93,7 @@ class LLMEngine:
             pool_bytes=kv.nbytes,
         )
         self.max_model_len = window_of(model.config, config)
-        self.cache = PrefixCache(
-            kv,
-            num_blocks=num_blocks,
-            block_size=config.block_size,
-            root=root,
-            is_enabled=config.is_prefix_cache_enabled,
-        )
+        self.cache = new_cache(model, kv, config, template_fingerprint=chat_template.fingerprint, clock=clock)
         self.clock = clock
         self._pace = PrefillPace(config.max_batch_tokens)
         self._scheduler = Scheduler(config, self.cache, self._pace)
@@ -165,6 +152,22 @@ class LLMEngine:
         for request_id in list(self._sequences):
             self.cancel(request_id)
 
+    def idle(self) -> float | None:
+        """Do a little of what can wait, a few milliseconds; only when there is no work.
+
+        Returns in how many seconds there is more of it; 0.0 is at once, None is when something has happened.
+        """
+        wait_s = self.cache.save_some()
+        self._refresh_cache_stats()
+        return wait_s
+
+    def close(self, timeout: float = 5.0, *, is_valid: bool = True) -> None:
+        """Save what is cached, for at most timeout seconds, and give the folder of its files back. The last call.
+
+        is_valid False: save nothing more, what is cached may be wrong.
+        """
+        self.cache.close(timeout if is_valid else 0.0)
+
     @property
     def has_work(self) -> bool:
         """Whether step() has anything to compute or to report."""
@@ -185,7 +188,7 @@ class LLMEngine:
         for sequence in self._scheduler.admitted:
             self._report(sequence, num_done=sequence.num_computed, num_total=sequence.num_tokens)
             if sequence.kept_logits is not None:
-                self._take_token(sequence, sequence.kept_logits)
+                self._take_logits(sequence, sequence.kept_logits)
         return self._take_events()
 
     def run_step(self) -> list[Event]:
@@ -225,7 +228,7 @@ class LLMEngine:
         for sequence in self._sequences.values():
             self.cache.disown(sequence.table, tag)
         num_blocks = self.cache.purge(tag)
-        self._refresh_stats()
+        self._refresh_cache_stats()
         return num_blocks
 
     def count_cached(self, request: Request) -> int:
@@ -234,10 +237,18 @@ class LLMEngine:
             request.prompt_ids, salt=request.salt, num_public_tokens=request.num_public_tokens
         )
 
+    def protect(self, tag: str, seconds: float) -> None:
+        """Evict what this tag owns after the other KV of its user, for so long: somebody looks at it. 0 ends that."""
+        self.cache.protect(tag, seconds)
+
+    def archive(self, tag: str) -> None:
+        """Evict what only this tag owns before all others', until a request with the tag comes."""
+        self.cache.archive(tag)
+
     def clear_cache(self) -> None:
-        """Forget all cached KV, as if it had been evicted."""
+        """Forget all cached KV, in memory and on disk."""
         self.cache.clear()
-        self._refresh_stats()
+        self._refresh_cache_stats()
 
     def check_integrity(self) -> None:
         """Assert that blocks, references, keys and live requests agree. O(number of blocks)."""
@@ -271,7 +282,7 @@ class LLMEngine:
         """
         num_accepted = sequence.num_accepted
         sequence.num_drafted += len(draft)
-        self._take_token(sequence, rows[0])
+        self._take_logits(sequence, rows[0])
         for guess, row in zip(draft, rows[1:], strict=True):
             if sequence.is_finished or sequence.token_ids[-1] != guess:
                 break
@@ -284,8 +295,25 @@ class LLMEngine:
     def _record_pace(self, seconds: float) -> None:
         num_read = sum(chunk.num_tokens for chunk in self._batch if chunk.sequence.stage == Stage.READING)
         if num_read:
-            is_beside = self._has_company or any(chunk.sequence.stage == Stage.WRITING for chunk in self._batch)
-            self._pace.record(num_read, seconds, is_beside=is_beside)
+            is_short = self._has_company or any(
+                chunk.sequence.stage == Stage.WRITING or chunk.sequence.request.is_prefill_only for chunk in self._batch
+            )
+            self._pace.record(num_read, seconds, is_beside=is_short)
+            if num_read == sum(chunk.num_tokens for chunk in self._batch):
+                self._stats.record_prefill(num_read, seconds)
+
+    def _take_logits(self, sequence: Sequence, logits: F32) -> None:
+        """Take what a prompt, or the last known token, was computed for: logits (V,)."""
+        is_sound = sequence.num_tokens > sequence.num_prompt_tokens or bool(np.isfinite(logits.max()))
+        if is_sound and sequence.num_tokens == sequence.num_prompt_tokens and sequence.kept_logits is None:
+            self.cache.keep_logits(sequence.table, sequence.token_ids, logits)
+        sequence.kept_logits = None
+        if not sequence.request.is_prefill_only:
+            self._take_token(sequence, logits)
+        elif is_sound:
+            self._finish(sequence, FinishReason.PREFILLED)
+        else:
+            self._finish(sequence, FinishReason.ERROR, error="the model gave no usable logits", is_valid=False)
 
     def _take_token(self, sequence: Sequence, logits: F32) -> None:
         """Sample the next token from logits (V,), report it, and finish the sequence if it was the last."""
@@ -296,9 +324,6 @@ class LLMEngine:
             self._finish(sequence, FinishReason.ERROR, error=str(error), is_valid=False)
             return
         sequence.last_token_at = self.clock()
-        if sequence.num_generated == 0 and sequence.kept_logits is None:
-            self.cache.keep_logits(sequence.table, sequence.token_ids, logits)
-        sequence.kept_logits = None
         if sequence.num_generated == 0:
             sequence.first_token_at = sequence.last_token_at
         sequence.num_generated += 1
@@ -325,7 +350,8 @@ class LLMEngine:
             sequence.last_token_at = self.clock()  # it has waited until now
         token_ids, text = sequence.reply.finish()
         stats = sequence.stats()
-        self._stats.record(stats)
+        self._stats.record(stats, is_prefill_only=sequence.request.is_prefill_only)
+        self._refresh_cache_stats()
         self._events.append(FinishedEvent(sequence.request_id, reason, stats, text, error, token_ids))
 
     def _fail(self, problem: str) -> None:
@@ -354,7 +380,17 @@ class LLMEngine:
             num_running=len(scheduler.running),
             num_waiting=len(scheduler.waiting),
             num_preemptions=scheduler.num_preemptions,
+            num_yields=scheduler.num_yields,
         )
+
+    def _refresh_cache_stats(self) -> None:
+        scheduler = self._scheduler
+        self._stats.refresh_cache(
+            num_relookups=scheduler.num_relookups,
+            num_relookup_tokens=scheduler.num_relookup_tokens,
+            num_relookup_tokens_hit=scheduler.num_relookup_tokens_hit,
+        )
+        self._refresh_stats()
 
 
 def load_engine(path: Path | str, config: EngineConfig, *, on_progress: ProgressFn | None = None) -> LLMEngine:

@@ -22,6 +22,8 @@ from inference.engine.opened_model import OpenedModel
 from inference.errors import ModelBusy, ModelTooLarge
 from inference.types import EngineStats, ModelInfo, Request
 
+UNLOAD_S = 1.0  # for writing cached KV to disk when a model leaves: mostly all of it is there already
+
 ModelState = Literal["unloaded", "waiting", "loading", "ready", "failed"]
 
 
@@ -151,7 +153,7 @@ class ModelHub:
             self._loading = None
         if slot.name in self.wanted:
             self.wanted.remove(slot.name)
-        self._remove(slot)
+        self._remove(slot, is_valid=False)
         slot.state, slot.error = "failed", problem
 
     def unload(self, slot: Slot) -> None:
@@ -175,8 +177,20 @@ class ModelHub:
         """Models with work."""
         return sum(slot.is_busy for slot in self._turns)
 
-    def _remove(self, slot: Slot) -> None:
+    def idle(self) -> float | None:
+        """Let the ready models do a little of what can wait. In how many seconds there is more; None: none for now."""
+        waits = [slot.engine.idle() for slot in self._turns if slot.engine is not None]
+        return min((wait_s for wait_s in waits if wait_s is not None), default=None)
+
+    def close(self, timeout: float) -> None:
+        """Let the ready models save what they keep on disk, for so many seconds in all."""
+        for slot in list(self._turns):
+            self._remove(slot, timeout / len(self._turns))
+
+    def _remove(self, slot: Slot, timeout: float = UNLOAD_S, *, is_valid: bool = True) -> None:
         """Drop the engine; the model may be wanted again already."""
+        if slot.engine is not None:
+            slot.engine.close(timeout, is_valid=is_valid)
         is_wanted = slot.name in self.wanted
         slot.engine, slot.memory_bytes, slot.progress = None, 0, 0.0
         slot.state, slot.opened = ("waiting", slot.opened) if is_wanted else ("unloaded", None)

@@ -25,7 +25,9 @@ from inference.types import Stage
 class Scheduler:
     """Waiting and running sequences, both in order: priority, then arrival.
 
-    A preempted sequence keeps its place in that order, so it is admitted before all that came after it.
+    A preempted sequence keeps its place in that order, so it is admitted before all that came after it. One that would
+    compute what a running one is about to publish waits for it; when that ends early, it computes the rest itself.
+    Those that only prefill run alone: they give way at once to everybody else, and resume with a hit.
     """
 
     def __init__(self, config: EngineConfig, cache: PrefixCache, pace: PrefillPace) -> None:
@@ -33,15 +35,24 @@ class Scheduler:
         self.running: list[Sequence] = []
         self.admitted: list[Sequence] = []  # by the last schedule()
         self.num_preemptions = 0
+        self.num_yields = 0  # of sequences that only prefill
+        self.num_relookups = 0  # second look-ups, of those that were preempted or have yielded
+        self.num_relookup_tokens = 0
+        self.num_relookup_tokens_hit = 0
         self._config = config
         self._cache = cache
         self._pace = pace
 
     def add(self, sequence: Sequence) -> None:
-        """Queue a sequence. Raises QueueFull when max_waiting would wait even with every running place taken."""
-        config = self._config
-        if len(self.waiting) + len(self.running) >= config.max_running + config.max_waiting:
-            raise QueueFull(num_waiting=len(self.waiting), max_waiting=config.max_waiting)
+        """Queue a sequence. Raises QueueFull when max_waiting would wait even with every running place taken.
+
+        Those that only prefill are counted apart, and as many may wait as may run: they take nobody's place.
+        """
+        is_prefill_only = sequence.request.is_prefill_only
+        num_equal = sum(each.request.is_prefill_only == is_prefill_only for each in self.waiting + self.running)
+        max_running, max_waiting = self._config.max_running, self._config.max_waiting
+        if num_equal >= max_running + (0 if is_prefill_only else max_waiting):
+            raise QueueFull(num_waiting=len(self.waiting), max_waiting=max_waiting)
         insort(self.waiting, sequence, key=_order)
 
     def schedule(self, now: float, *, has_company: bool = False) -> list[Chunk]:
@@ -51,6 +62,9 @@ class Scheduler:
         chunks count as computed when the caller says so.
         """
         self.admitted = []
+        is_urgent = any(not each.request.is_prefill_only for each in self.waiting + self.running)
+        if is_urgent:
+            self._yield()
         budget = self._config.max_batch_tokens
         chunks: list[Chunk] = []
         decoding = [sequence for sequence in self.running if sequence.num_pending == 1]
@@ -58,10 +72,10 @@ class Scheduler:
             if sequence.stage != Stage.QUEUED and self._can_grow(sequence):  # queued: preempted a moment ago
                 chunks.append(Chunk(sequence, 1))
         num_decoding, budget = len(chunks), budget - len(chunks)
-        is_beside = has_company or any(chunk.sequence.stage == Stage.WRITING for chunk in chunks)
+        is_beside = has_company or not is_urgent or any(chunk.sequence.stage == Stage.WRITING for chunk in chunks)
         budget = min(budget, self._pace.num_tokens(is_beside=is_beside))
         if budget > 0:
-            while self._admit(now):
+            while (newcomer := self._next_to_admit(is_urgent=is_urgent)) is not None and self._admit(newcomer, now):
                 pass
             served = {chunk.sequence.request_id for chunk in chunks}
             reading = [each for each in self.running if each.num_pending and each.request_id not in served]
@@ -81,15 +95,27 @@ class Scheduler:
             self.waiting.remove(sequence)
         return True
 
-    def _admit(self, now: float) -> bool:
-        """Start the first of the queue, if there is a place and room for it."""
-        if not self.waiting or len(self.running) >= self._config.max_running:
-            return False
-        sequence = self.waiting[0]
+    def _next_to_admit(self, *, is_urgent: bool) -> Sequence | None:
+        """The first of the queue that has a place and need not wait for what another is computing."""
+        if len(self.running) >= (self._config.max_running if is_urgent else 1):
+            return None
+        candidates = (each for each in self.waiting if not (is_urgent and each.request.is_prefill_only))
+        return next((each for each in candidates if not self._has_leader(each)), None)
+
+    def _has_leader(self, sequence: Sequence) -> bool:
+        """Whether a running sequence is about to publish the next block that this one wants."""
+        return any(
+            leader.stage == Stage.READING
+            and self._cache.is_coming(sequence.table, sequence.token_ids, leader.table, leader.token_ids)
+            for leader in self.running
+        )
+
+    def _admit(self, sequence: Sequence, now: float) -> bool:
+        """Start a waiting sequence, if there is room for it."""
         reuse = self._cache.allocate(sequence.table, sequence.token_ids, num_spare=len(self.running))
         if reuse is None:
             return False
-        del self.waiting[0]
+        self.waiting.remove(sequence)
         insort(self.running, sequence, key=_order)
         sequence.num_computed = reuse.num_tokens
         sequence.kept_logits = reuse.logits
@@ -97,6 +123,10 @@ class Scheduler:
         if sequence.reuse is None:
             sequence.reuse = replace(reuse, logits=None)
             sequence.admitted_at = now
+        else:
+            self.num_relookups += 1
+            self.num_relookup_tokens += sequence.num_tokens
+            self.num_relookup_tokens_hit += reuse.num_tokens
         sequence.num_recomputed += max(0, sequence.num_lost - reuse.num_tokens)
         self.admitted.append(sequence)
         return True
@@ -105,7 +135,8 @@ class Scheduler:
         """Make room for the sequence's known tokens. The last in order give way; False if that is the sequence."""
         while not self._cache.grow(sequence.table, sequence.num_tokens):
             last = self.running[-1]
-            self._preempt(last)
+            self.num_preemptions += 1
+            self._put_back(last)
             if last is sequence:
                 return False
         return True
@@ -123,8 +154,14 @@ class Scheduler:
             return chunk
         return Chunk(sequence, 1, draft)
 
-    def _preempt(self, sequence: Sequence) -> None:
-        self.num_preemptions += 1
+    def _yield(self) -> None:
+        """Whoever only prefills gives its place and its blocks back; what it has computed is cached."""
+        for sequence in [each for each in self.running if each.request.is_prefill_only]:
+            self.num_yields += 1
+            self._put_back(sequence)
+
+    def _put_back(self, sequence: Sequence) -> None:
+        """From running to waiting."""
         self.running.remove(sequence)
         self._cache.release(sequence.table, sequence.token_ids, sequence.num_computed)
         sequence.num_lost = sequence.num_computed
@@ -153,5 +190,5 @@ def _shared_chunks(reading: list[Sequence], budget: int) -> list[Chunk]:
     return chunks
 
 
-def _order(sequence: Sequence) -> tuple[int, int]:
+def _order(sequence: Sequence) -> tuple[bool, int, int]:
     return sequence.order

@@ -27,7 +27,8 @@ class Sequence:
         self.sampler = sampler
         self.reply = reply
         self.lookup = PromptLookup()
-        self.order = (request.priority, arrival)  # lower runs first; the last of the running is preempted first
+        # Lower runs first; the last of the running is preempted first.
+        self.order = (request.is_prefill_only, request.priority, arrival)
         self.num_prompt_tokens = len(request.prompt_ids)
         self.num_tokens = self.num_prompt_tokens
         self.num_computed = 0

@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+from collections import deque
 from typing import Any
 
 from inference.kvcache.prefix_cache import PrefixCache
-from inference.types import EngineStats, RequestStats
+from inference.types import CacheStats, EngineStats, HitCounts, RequestStats
+
+NUM_RECENT = 1000  # requests of the window over which recent hit ratios are taken
 
 # Fields of RequestStats whose sums over the finished requests are fields of EngineStats.
 SUMMED = (
@@ -17,6 +20,35 @@ SUMMED = (
     "num_drafted",
     "num_accepted",
 )
+
+
+class HitRecorder:
+    """Adds up what finished requests have looked up: since the start, and in the last ones."""
+
+    def __init__(self, block_size: int, num_recent: int = NUM_RECENT) -> None:
+        self._block_size = block_size
+        self._recent: deque[tuple[int, ...]] = deque(maxlen=num_recent)
+        self._sums: tuple[int, ...] = (0,) * 6
+        self._recent_sums: tuple[int, ...] = (0,) * 6
+
+    def record(self, stats: RequestStats) -> None:
+        num_tokens, num_hit = stats.num_prompt_tokens, stats.num_reused_ram + stats.num_reused_disk
+        if num_tokens == 0:  # never looked up
+            return
+        P = self._block_size
+        counts = (1, int(num_hit > 0), num_tokens, num_hit, num_tokens // P, num_hit // P)
+        oldest = self._recent[0] if len(self._recent) == self._recent.maxlen else (0,) * 6
+        self._recent.append(counts)
+        self._sums = tuple(a + b for a, b in zip(self._sums, counts, strict=True))
+        self._recent_sums = tuple(a + b - c for a, b, c in zip(self._recent_sums, counts, oldest, strict=True))
+
+    @property
+    def since_start(self) -> HitCounts:
+        return HitCounts(*self._sums)
+
+    @property
+    def recent(self) -> HitCounts:
+        return HitCounts(*self._recent_sums)
 
 
 class StatsRecorder:
@@ -38,10 +70,31 @@ class StatsRecorder:
         self._totals: dict[str, Any] = dict.fromkeys(
             ("num_requests", "num_requests_hit", *SUMMED), 0
         )  # replaced, never changed
-        self.refresh(num_running=0, num_waiting=0, num_preemptions=0)
+        self._hits = HitRecorder(cache.block_size)
+        self._prefill_tokens, self._prefill_s = 0, 0.0
+        # The counts of CacheStats that come from here.
+        self._cache_counts = {"num_exact_repeats": 0, "num_prefill_only": 0, "num_prefill_only_tokens": 0}
+        self._prefill_saved_s = 0.0
+        self.refresh_cache(num_relookups=0, num_relookup_tokens=0, num_relookup_tokens_hit=0)
+        self.refresh(num_running=0, num_waiting=0, num_preemptions=0, num_yields=0)
 
-    def record(self, stats: RequestStats) -> None:
+    def record_prefill(self, num_tokens: int, seconds: float) -> None:
+        """Count a step that has done nothing but read so many tokens of prompts."""
+        self._prefill_tokens += num_tokens
+        self._prefill_s += seconds
+
+    def record(self, stats: RequestStats, *, is_prefill_only: bool = False) -> None:
         """Count a finished request."""
+        counts = self._cache_counts
+        if is_prefill_only:
+            counts["num_prefill_only"] += 1
+            counts["num_prefill_only_tokens"] += stats.num_computed
+            return
+        num_reused = stats.num_reused_ram + stats.num_reused_disk
+        counts["num_exact_repeats"] += num_reused > 0 and stats.num_computed == 0
+        self._hits.record(stats)
+        if self._prefill_tokens:
+            self._prefill_saved_s += num_reused * self._prefill_s / self._prefill_tokens
         totals = self._totals
         self._totals = {
             "num_requests": totals["num_requests"] + 1,
@@ -49,7 +102,25 @@ class StatsRecorder:
             **{name: totals[name] + getattr(stats, name) for name in SUMMED},
         }
 
-    def refresh(self, *, num_running: int, num_waiting: int, num_preemptions: int) -> None:
+    def refresh_cache(self, *, num_relookups: int, num_relookup_tokens: int, num_relookup_tokens_hit: int) -> None:
+        """Look at the cache anew; refresh() is to follow."""
+        pool = self._cache.pool
+        self._cache_stats = CacheStats(
+            since_start=self._hits.since_start,
+            recent=self._hits.recent,
+            **self._cache_counts,
+            num_relookups=num_relookups,
+            num_relookup_tokens=num_relookup_tokens,
+            num_relookup_tokens_hit=num_relookup_tokens_hit,
+            num_evicted_blocks=pool.num_evicted,
+            mean_evicted_age_s=pool.evicted_age_s / pool.num_evicted if pool.num_evicted else 0.0,
+            oldest_idle_s=pool.oldest_idle_s,
+            prefill_saved_s=self._prefill_saved_s,
+            disk=self._cache.disk_stats(),
+            disk_problem=self._cache.disk_problem,
+        )
+
+    def refresh(self, *, num_running: int, num_waiting: int, num_preemptions: int, num_yields: int) -> None:
         """Note the numbers of this moment."""
         pool = self._cache.pool
         live: dict[str, Any] = {
@@ -60,6 +131,8 @@ class StatsRecorder:
             "num_blocks_free": pool.num_empty,
             "num_evicted_blocks": pool.num_evicted,
             "num_preemptions": num_preemptions,
+            "num_yields": num_yields,
+            "cache": self._cache_stats,
             "num_collisions": self._cache.num_collisions,
         }
         self._moment = live, self._totals

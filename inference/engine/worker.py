@@ -36,6 +36,8 @@ from inference.types import (
 
 logger = logging.getLogger(__name__)
 
+CLOSE_S = 4.0  # for writing cached KV to disk at the end
+
 State = Literal["running", "failed", "stopped"]
 EventFn = Callable[[Event], None]
 T = TypeVar("T")
@@ -216,10 +218,11 @@ class Worker:
         problem = "the engine thread has ended unexpectedly"
         try:
             while not self._is_stopping:
-                self._run_commands(is_waiting=not self._hub.num_busy)
+                self._run_commands(wait_s=0.0 if self._hub.num_busy else self._hub.idle())
                 self._step()
-            self._run_commands(is_waiting=False)
+            self._run_commands(wait_s=0.0)
             self._cancel_all()
+            self._hub.close(CLOSE_S)
             problem = ""
         except Exception as error:
             logger.exception("the engine has ended")
@@ -227,10 +230,10 @@ class Worker:
         finally:
             self._end("failed" if problem else "stopped", problem)
 
-    def _run_commands(self, *, is_waiting: bool) -> None:
-        """Run what has been asked for; wait for the first command when there is nothing else to do."""
+    def _run_commands(self, *, wait_s: float | None) -> None:
+        """Run what has been asked for; wait so long for the first command, None is until it comes."""
         try:
-            self._commands.get(block=is_waiting)()
+            self._commands.get(block=wait_s != 0.0, timeout=wait_s)()
             while True:
                 self._commands.get_nowait()()
         except Empty:

@@ -21,13 +21,14 @@ from inference.kvcache.cached_blocks import CachedBlocks, Place, num_common
 from inference.kvcache.disk_tier import DiskTier, WriteJob
 from inference.kvcache.segment import MAX_BLOCKS, BadSegment, SavedBlock
 from inference.kvcache.segment_index import StoredBlock
-from inference.types import I32
+from inference.types import I32, DiskStats
 
 logger = logging.getLogger(__name__)
 
 MAX_FILE_BYTES = 8 << 20  # or one block; what one idle slice copies, about 3 ms
 MAX_PENDING_BYTES = 64 << 20  # copies that wait to be written
 PAUSE_S = 60.0  # after a write that failed
+RETRY_S = 0.05  # while the writer has enough to do
 
 
 class BlockSaver:
@@ -104,30 +105,34 @@ class BlockSaver:
 
     # --- saving -------------------------------------------------------------------------------------------------------
 
-    @property
-    def num_unsaved(self) -> int:
-        return len(self._unsaved)
-
-    @property
-    def pending_bytes(self) -> int:
-        return self._pending_bytes
-
-    @property
-    def has_unsaved(self) -> bool:
-        """Whether save_some() will have something to do, now or when the writer has caught up."""
-        return bool(self._unsaved)
-
-    def save_some(self) -> bool:
-        """Copy one run of blocks and hand it to the writer. False when there is none, or no room for it just now."""
-        if not self._unsaved or self._is_full(0):
-            if not self._unsaved:
-                self.disk.save_order()
-            return False
+    def save_some(self) -> float | None:
+        """Copy one run of blocks and hand it to the writer. In how many seconds there is more; None: nothing is left."""
+        if not self._unsaved:
+            self.disk.save_order()
+            return None
+        if self._is_full(0):
+            return RETRY_S
         run = self._next_run()
         for block_id in run:
             del self._unsaved[block_id]
         self._hand_over([self._copy(block_id) for block_id in run])
-        return True
+        return 0.0
+
+    def stats(self) -> DiskStats:
+        disk = self.disk
+        return DiskStats(
+            num_files=disk.num_files,
+            num_bytes=disk.num_bytes,
+            max_bytes=disk.max_bytes,
+            num_evicted_files=disk.num_evicted_files,
+            num_restored_blocks=self.num_restored_blocks,
+            restore_s=self.restore_s,
+            failed_restores=dict(disk.failures),
+            failed_writes=dict(self.write_failures),
+            num_unsaved_blocks=len(self._unsaved),
+            num_lost_blocks=self.num_unsaved_lost,
+            pending_bytes=self._pending_bytes,
+        )
 
     def close(self, timeout: float) -> bool:
         """Save what is left, for at most timeout seconds, and give the folder back. True when all was saved."""
@@ -135,9 +140,9 @@ class BlockSaver:
         with self._change:
             self._paused_until = 0.0
         while self._unsaved and time.monotonic() < deadline:
-            if not self.save_some():
+            if self.save_some():
                 with self._change:
-                    self._change.wait(0.05)
+                    self._change.wait(RETRY_S)
         with self._change:
             self._is_closing = True
             self._change.notify_all()

@@ -25,7 +25,7 @@ from inference.kvcache.block_table import BlockTable, KeyChain, Reuse
 from inference.kvcache.cached_blocks import CachedBlocks, Place, num_common
 from inference.kvcache.hints import RetentionHints
 from inference.kvcache.last_logits import LastLogits
-from inference.types import F32, I32, MissCause
+from inference.types import F32, I32, DiskStats, MissCause
 
 NUM_REMEMBERED = 8  # times the number of blocks: so many keys are known to have been here
 
@@ -55,6 +55,7 @@ class PrefixCache:
         root: bytes,
         is_enabled: bool = True,
         saver: BlockSaver | None = None,
+        disk_problem: str = "",
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
         self.blocks = CachedBlocks(num_blocks, block_size)
@@ -62,6 +63,7 @@ class PrefixCache:
         self.block_size = block_size
         self.is_enabled = is_enabled
         self.num_collisions = 0
+        self.disk_problem = disk_problem  # why there is no saver, if there should be one
         self._storage = storage
         self._root = root
         self._chain = KeyChain(root, block_size)
@@ -232,6 +234,18 @@ class PrefixCache:
         self.forget_ram()
         if self._saver is not None:
             self._saver.clear()
+
+    def save_some(self) -> float | None:
+        """Hand a few blocks over to be written. In how many seconds there is more to do; None: not before a change."""
+        return None if self._saver is None else self._saver.save_some()
+
+    def disk_stats(self) -> DiskStats | None:
+        return None if self._saver is None else self._saver.stats()
+
+    def close(self, timeout: float) -> None:
+        """Save for at most timeout seconds what is not on disk, and give the folder back."""
+        if self._saver is not None:
+            self._saver.close(timeout)
 
     def forget_ram(self) -> None:
         """Forget every cached block in memory, as if all had been evicted."""
