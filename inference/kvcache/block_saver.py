@@ -106,7 +106,7 @@ class BlockSaver:
     # --- saving -------------------------------------------------------------------------------------------------------
 
     def save_some(self) -> float | None:
-        """Copy one run of blocks and hand it to the writer. In how many seconds there is more; None: nothing is left."""
+        """Copy one run of blocks and hand it to the writer. In how many seconds there is more; None: none is left."""
         if not self._unsaved:
             self.disk.save_order()
             return None
