@@ -243,9 +243,10 @@ class PrefixCache:
         return None if self._saver is None else self._saver.stats()
 
     def close(self, timeout: float) -> None:
-        """Save for at most timeout seconds what is not on disk, and give the folder back."""
-        if self._saver is not None:
-            self._saver.close(timeout)
+        """Save for at most timeout seconds what is not on disk, and give the folder back; from then on without it."""
+        saver, self._saver = self._saver, None
+        if saver is not None:
+            saver.close(timeout)
 
     def forget_ram(self) -> None:
         """Forget every cached block in memory, as if all had been evicted."""

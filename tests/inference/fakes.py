@@ -7,6 +7,8 @@ noise.
 
 from __future__ import annotations
 
+import time
+
 import numpy as np
 
 from inference.config import EngineConfig, ModelConfig
@@ -154,7 +156,10 @@ class FakeTemplate:
     stop_token_ids = (EOS,)
 
 
-def make_engine(model: MarkerModel | None = None, **config) -> LLMEngine:
+made_engines: list[LLMEngine] = []  # by this test; conftest looks at them when it ends
+
+
+def make_engine(model: MarkerModel | None = None, *, clock=time.monotonic, **config) -> LLMEngine:
     """An engine on the marker model. Unless told otherwise: 32 blocks of 4 tokens, 16 tokens a step, 4 sequences."""
     settings = {
         "block_size": 4,
@@ -163,7 +168,16 @@ def make_engine(model: MarkerModel | None = None, **config) -> LLMEngine:
         "max_running": 4,
         "max_waiting": 8,
     } | config
-    return LLMEngine(model or MarkerModel(), ByteTokenizer(), FakeTemplate(), EngineConfig(**(settings | config)))
+    config = EngineConfig(**(settings | config))
+    engine = LLMEngine(model or MarkerModel(), ByteTokenizer(), FakeTemplate(), config, clock=clock)
+    made_engines.append(engine)
+    return engine
+
+
+def break_books(engine: LLMEngine) -> None:
+    """Make the references of an engine wrong: no way to go on, and nothing to look at when the test ends."""
+    engine.cache.pool.ref_count[7] = 3
+    made_engines.remove(engine)
 
 
 def make_request(request_id: str, prompt, *, max_tokens: int = 4, temperature: float = 0.0, **fields) -> Request:

@@ -24,7 +24,7 @@ from tests.inference.fake_models import (
     make_worker,
     settle,
 )
-from tests.inference.fakes import MarkerModel, expected_ids, finished, ids_of, make_engine, make_request
+from tests.inference.fakes import MarkerModel, break_books, expected_ids, finished, ids_of, make_engine, make_request
 
 R = FinishReason
 
@@ -174,7 +174,7 @@ def test_a_broken_engine_goes_and_the_others_stay(start):
     worker = start({"a": broken, "b": make_engine()})
     load_now(worker, "a")
     model.error = AssertionError("our own mistake")
-    broken.cache.pool.ref_count[7] = 3
+    break_books(broken)
     assert finished(ask(worker, "a", "r").wait()).finish_reason == R.ERROR
     settle(worker)
     assert worker.model("a").state == "failed"

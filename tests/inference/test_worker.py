@@ -19,7 +19,7 @@ from tests.inference.fake_models import (
     make_worker,
     settle,
 )
-from tests.inference.fakes import MarkerModel, expected_ids, finished, ids_of, make_engine, make_request
+from tests.inference.fakes import MarkerModel, break_books, expected_ids, finished, ids_of, make_engine, make_request
 
 R = FinishReason
 
@@ -253,7 +253,7 @@ def test_broken_engine_leaves_nobody_waiting(start):
     engine = make_engine(model, max_running=1)
     worker = start(engine)
     model.error = AssertionError("our own mistake")
-    engine.cache.pool.ref_count[7] = 3  # the books are wrong: no way to go on
+    break_books(engine)
     running, waiting = Receiver(), Receiver()
     worker.submit("m", make_request("a", "hello"), running)
     worker.submit("m", make_request("b", "hello"), waiting)
