@@ -134,24 +134,31 @@ class BlockSaver:
             pending_bytes=self._pending_bytes,
         )
 
-    def close(self, timeout: float) -> bool:
-        """Save what is left, for at most timeout seconds, and give the folder back. True when all was saved."""
+    def flush(self, timeout: float) -> bool:
+        """Save everything, for at most timeout seconds. True when all of it has been written, or given up."""
         deadline = time.monotonic() + timeout
-        with self._change:
-            self._paused_until = 0.0
-        while self._unsaved and time.monotonic() < deadline:
+        while self._unsaved and time.monotonic() < min(deadline, self._paused_until or deadline):
             if self.save_some():
                 with self._change:
                     self._change.wait(RETRY_S)
+        return self.wait_for_writer(max(0.0, deadline - time.monotonic()))
+
+    def wait_for_writer(self, timeout: float) -> bool:
+        """Whether all that was handed over has been written, or given up, within timeout seconds."""
+        with self._change:
+            return self._change.wait_for(lambda: not self._jobs, timeout)
+
+    def close(self, timeout: float) -> None:
+        """Save what is left, for at most timeout seconds, and give the folder back."""
+        self._paused_until = 0.0
+        self.flush(timeout)
         with self._change:
             self._is_closing = True
-            self._change.notify_all()
-            is_done = self._change.wait_for(lambda: not self._jobs, max(0.0, deadline - time.monotonic()))
             for job in self._jobs:
                 job.is_void = True
-        self._thread.join(1.0)
+            self._change.notify_all()
+        self._thread.join()
         self.disk.close()
-        return is_done and not self._unsaved
 
     def _next_run(self) -> list[int]:
         """The first unsaved block, and unsaved ones that follow it and belong to the same owners."""

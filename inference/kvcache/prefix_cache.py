@@ -242,6 +242,11 @@ class PrefixCache:
     def disk_stats(self) -> DiskStats | None:
         return None if self._saver is None else self._saver.stats()
 
+    def flush(self, timeout: float) -> None:
+        """Save for at most timeout seconds what is not on disk."""
+        if self._saver is not None:
+            self._saver.flush(timeout)
+
     def close(self, timeout: float) -> None:
         """Save for at most timeout seconds what is not on disk, and give the folder back; from then on without it."""
         saver, self._saver = self._saver, None

@@ -24,6 +24,7 @@ class EngineMachine(RuleBasedStateMachine):
         self.requests: dict[str, object] = {}
         self.ids: dict[str, list[int]] = {}
         self.ends: dict[str, FinishedEvent] = {}
+        self.num_tokens = 0
 
     @initialize(
         is_enabled=st.booleans(),
@@ -51,9 +52,13 @@ class EngineMachine(RuleBasedStateMachine):
         max_tokens=st.integers(1, 20),
         temperature=st.sampled_from([0.0, 1.0]),
         is_low_retention=st.booleans(),
+        is_prefill_only=st.sampled_from([False, False, True]),
         priority=st.sampled_from([0, 0, 1]),
     )
-    def submit(self, tail, has_system, salt, tag, **fields):
+    def submit(self, **fields):
+        self.add(**fields)
+
+    def add(self, tail, has_system, salt, tag, **fields):
         name = f"r{len(self.requests)}"
         head = SYSTEM if has_system else b""
         request = make_request(
@@ -68,7 +73,7 @@ class EngineMachine(RuleBasedStateMachine):
         try:
             self.engine.add_request(request)
         except QueueFull:
-            assert self.engine.stats().num_waiting >= MAX_WAITING
+            assert request.is_prefill_only or self.engine.stats().num_waiting >= MAX_WAITING
             return
         self.requests[name] = request
         self.ids[name] = []
@@ -78,10 +83,10 @@ class EngineMachine(RuleBasedStateMachine):
         for _ in range(num):
             if not self.engine.has_work:
                 return
+            before = self.model.num_computed_tokens, len(self.ends), self.num_tokens
             is_alive = len(self.ends) < len(self.requests)
-            before = self.model.num_computed_tokens
             self.take(self.engine.step())
-            assert not is_alive or self.model.num_computed_tokens > before or len(self.ends) == len(self.requests)
+            assert not is_alive or (self.model.num_computed_tokens, len(self.ends), self.num_tokens) != before
 
     @precondition(lambda self: self.requests)
     @rule(data=st.data())
@@ -108,6 +113,7 @@ class EngineMachine(RuleBasedStateMachine):
             name = event.request_id
             assert name not in self.ends, "an event after the end"
             if isinstance(event, TokenEvent):
+                self.num_tokens += 1
                 self.ids[name] += event.token_ids
             elif isinstance(event, FinishedEvent):
                 self.ends[name] = event
@@ -118,10 +124,13 @@ class EngineMachine(RuleBasedStateMachine):
     def check_end(self, name, end):
         expected = expected_ids(self.requests[name], max_model_len=self.engine.max_model_len)
         stats = end.stats
-        assert stats.num_reused_ram + stats.num_computed == stats.num_prompt_tokens
+        assert stats.num_reused_ram + stats.num_reused_disk + stats.num_computed == stats.num_prompt_tokens
         assert stats.num_prompt_tokens in (0, len(self.requests[name].prompt_ids))
         assert stats.num_generated == len(self.ids[name])
-        if end.finish_reason in (FinishReason.CANCELLED, FinishReason.ERROR):
+        if self.requests[name].is_prefill_only:
+            assert end.finish_reason in (FinishReason.CANCELLED, FinishReason.ERROR, FinishReason.PREFILLED)
+            assert self.ids[name] == []
+        elif end.finish_reason in (FinishReason.CANCELLED, FinishReason.ERROR):
             assert self.ids[name] == expected[: len(self.ids[name])]
         else:
             assert end.finish_reason == FinishReason.LENGTH
@@ -134,8 +143,10 @@ class EngineMachine(RuleBasedStateMachine):
         self.engine.check_integrity()
         stats = self.engine.stats()
         assert stats.num_blocks_used + stats.num_blocks_cached + stats.num_blocks_free == stats.num_blocks
-        assert stats.num_running + stats.num_waiting <= self.engine.config.max_running + MAX_WAITING
-        assert stats.num_reused_ram + stats.num_computed == stats.num_prompt_tokens
+        assert stats.num_running + stats.num_waiting <= 2 * self.engine.config.max_running + MAX_WAITING
+        assert stats.num_reused_ram + stats.num_reused_disk + stats.num_computed == stats.num_prompt_tokens
+        counts = stats.cache.since_start
+        assert counts.num_tokens_hit <= counts.num_tokens
 
     def teardown(self):
         if not hasattr(self, "engine"):
