@@ -137,7 +137,7 @@ class BlockSaver:
     def flush(self, timeout: float) -> bool:
         """Save everything, for at most timeout seconds. True when all of it has been written, or given up."""
         deadline = time.monotonic() + timeout
-        while self._unsaved and time.monotonic() < min(deadline, self._paused_until or deadline):
+        while self._unsaved and self._paused_until <= time.monotonic() < deadline:
             if self.save_some():
                 with self._change:
                     self._change.wait(RETRY_S)
@@ -216,7 +216,7 @@ class BlockSaver:
                 if not self._jobs:
                     return
                 job = self._jobs[0]
-            pause_s = 0.0
+            is_broken = False
             try:
                 self.disk.write(job)
             except BadSegment as error:
@@ -224,11 +224,11 @@ class BlockSaver:
             except OSError as error:
                 logger.warning("a KV file could not be written: %s", error.strerror)
                 self.write_failures[errno.errorcode.get(error.errno or 0, "OSError")] += 1
-                pause_s = PAUSE_S
+                is_broken = True
             with self._change:
                 self._jobs.popleft()
                 self._pending_bytes -= job.num_bytes
-                self._paused_until = time.monotonic() + pause_s
+                self._paused_until = time.monotonic() + PAUSE_S if is_broken else 0.0
                 self._change.notify_all()
 
     # --- restoring ----------------------------------------------------------------------------------------------------
