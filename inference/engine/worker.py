@@ -51,6 +51,7 @@ class LoadFn(Protocol):
 class _Accepted:
     slot: Slot
     on_event: EventFn
+    is_prefill_only: bool
 
 
 class Worker:
@@ -145,6 +146,7 @@ class Worker:
         """Hand a request for a model over. Raises EngineStopped, QueueFull, what open() raises, and, when the model is
         loaded, PromptTooLong and ValueError; later these end the request.
 
+        A request that only prefills is refused with EngineStopped unless the model is loaded, and takes nobody's place.
         on_event is called on the worker thread, in order, FinishedEvent exactly once and last. It must not block. If it
         raises, the request is cancelled.
         """
@@ -156,10 +158,14 @@ class Worker:
                 slot.engine.check_request(request)
             if request.request_id in self._accepted:
                 raise ValueError(f"request {request.request_id} is in the engine already")
-            num_live, config = len(self._accepted), opened.config
-            if num_live >= config.max_running + config.max_waiting:
-                raise QueueFull(num_waiting=num_live - config.max_running, max_waiting=config.max_waiting)
-            self._accepted[request.request_id] = _Accepted(slot, on_event)
+            is_prefill_only = request.is_prefill_only
+            if is_prefill_only and slot.engine is None:
+                raise EngineStopped(f"{name} is not loaded")
+            num_live = sum(each.is_prefill_only == is_prefill_only for each in self._accepted.values())
+            max_running, max_waiting = opened.config.max_running, 0 if is_prefill_only else opened.config.max_waiting
+            if num_live >= max_running + max_waiting:
+                raise QueueFull(num_waiting=max(0, num_live - max_running), max_waiting=max_waiting)
+            self._accepted[request.request_id] = _Accepted(slot, on_event, is_prefill_only)
             submitted_at = self._clock() if slot.engine is None else slot.engine.clock()
             self._commands.put(partial(self._take, opened, slot, request, submitted_at))
 
@@ -170,6 +176,14 @@ class Worker:
     def purge(self, tag: str) -> None:
         """Forget the cached KV of a tag, in all loaded models, before the next step."""
         self._commands.put(partial(self._purge, tag))
+
+    def protect(self, tag: str, seconds: float) -> None:
+        """Evict the cached KV of a tag late, for so long from now on: somebody looks at it. 0 ends that."""
+        self._commands.put(partial(self._hint, lambda engine: engine.protect(tag, seconds)))
+
+    def archive(self, tag: str) -> None:
+        """Evict the cached KV of a tag first, until a request with it comes."""
+        self._commands.put(partial(self._hint, lambda engine: engine.archive(tag)))
 
     def shutdown(self, timeout: float = 10.0) -> bool:
         """End every request with CANCELLED and stop; True when all threads have ended within timeout seconds.
@@ -292,6 +306,9 @@ class Worker:
         if self._hub.takes_requests(slot):
             self._add(slot, request, submitted_at)
             return
+        if request.is_prefill_only:  # the model is about to leave
+            self._deliver([_end_of(request.request_id, "")])
+            return
         slot.held[request.request_id] = (request, submitted_at)
         self._want(opened, slot.name)
         self._report_loading(slot, [request.request_id])
@@ -322,6 +339,11 @@ class Worker:
     def _purge(self, tag: str) -> None:
         num_blocks = sum(slot.engine.purge(tag) for slot in self._hub.slots.values() if slot.engine is not None)
         logger.info("purged %d blocks of %s", num_blocks, tag)
+
+    def _hint(self, give: Callable[[LLMEngine], None]) -> None:
+        for slot in self._hub.slots.values():
+            if slot.engine is not None:
+                give(slot.engine)
 
     def _count_cached(self, name: str, request: Request) -> int:
         engine = self._hub.slot(name).engine
