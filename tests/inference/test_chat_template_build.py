@@ -12,7 +12,7 @@ from typing import Any
 import numpy as np
 import pytest
 import tokenizers
-from hypothesis import given, settings
+from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
 from inference.errors import TemplateError
@@ -269,6 +269,7 @@ def test_an_injected_turn_stays_text(name: str) -> None:
 @pytest.mark.parametrize("name", CHATS)
 @settings(max_examples=300, deadline=None)
 @given(texts=st.lists(hostile, min_size=1, max_size=4), system=st.none() | hostile)
+@example(texts=["▁"], system=None)
 def test_whatever_messages_say_the_control_tokens_are_those_of_the_template(
     name: str, texts: list[str], system: str | None
 ) -> None:
@@ -283,7 +284,9 @@ def test_whatever_messages_say_the_control_tokens_are_those_of_the_template(
     assert structure[0] == structure[1]
     for message, (start, stop) in zip(messages, prompt.spans, strict=True):
         text = tokenizer.decode(prompt.ids[start:stop].tolist())
-        assert message.content.strip() in text or message.content.strip() == text.strip()
+        is_sentencepiece = chat is CHATS["Zephyr"]  # which writes a space as "▁" and cannot tell the two apart
+        content = message.content.replace("▁", " ") if is_sentencepiece else message.content
+        assert content.strip() in text or content.strip() == text.strip()
 
 
 def test_a_control_token_can_not_be_put_together_over_the_edge_of_a_message() -> None:
