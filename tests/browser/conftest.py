@@ -49,12 +49,12 @@ def chromium() -> str:
 
 @pytest.fixture(scope="package")
 def server(model_path: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Server]:
-    """The product, freshly installed: an empty database, and replies of at most 48 tokens.
+    """The product, freshly installed: an empty database, and replies of at most 96 tokens.
 
     On the NumPy kernels: with compiled ones a reply is over before a test can stop it or open a second tab.
     """
     server = Server(tmp_path_factory.mktemp("data"), model_path, RECOLLECT_KERNELS="numpy")
-    server.install(max_tokens=48)
+    server.install(max_tokens=96)
     server.start()
     yield server
     server.stop()
