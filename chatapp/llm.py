@@ -130,7 +130,6 @@ class _Handle:
     default_model: str = ""
     is_draining: bool = False
     places: Counter[int] = field(default_factory=Counter)  # by user
-    preparing: set[str] = field(default_factory=set)  # request ids
 
     @property
     def num_places(self) -> int:
@@ -163,7 +162,6 @@ def start(worker: Worker, *, default_model: str = "") -> None:
 def drain() -> None:
     """Refuse new turns from now on; running ones go on."""
     _handle.is_draining = True
-    _end_preparations()
 
 
 def shutdown(timeout_s: float = 5.0) -> bool:
@@ -286,7 +284,7 @@ def unload(model: str) -> None:
 def reserve(user_id: int) -> Ticket:
     """A place in the queue, in constant time. Raises Busy, EngineUnavailable or Draining.
 
-    The last eighth of the places is for people who hold none: one person alone cannot fill the queue. Preparations end.
+    The last eighth of the places is for people who hold none: one person alone cannot fill the queue.
     """
     if _handle.is_draining:
         raise Draining(_("The server is about to stop and takes nothing new. Nothing has been stored; try again soon."))
@@ -299,7 +297,6 @@ def reserve(user_id: int) -> Ticket:
             num_waiting=num_held,
             max_waiting=_handle.num_places,
         )
-    _end_preparations()
     return Ticket(_handle.places, user_id)
 
 
@@ -425,14 +422,6 @@ async def generate(
     is_continuation: the prompt ends inside the reply.
     Raises EngineUnavailable, Busy, WindowFull.
     """
-    loop = asyncio.get_running_loop()
-    events: asyncio.Queue[Event] = asyncio.Queue()
-
-    def on_event(event: Event) -> None:  # on the worker's thread
-        with suppress(RuntimeError):  # the loop has been closed: nobody listens any more
-            loop.call_soon_threadsafe(events.put_nowait, event)
-
-    opened = _opened(model)  # open already: its prompt was built a moment ago
     request = Request(
         request_id=request_id,
         prompt_ids=prompt.ids,
@@ -442,8 +431,45 @@ async def generate(
         tags=tags,
         priority=ticket.priority,
         is_continuation=is_continuation,
-        stop_token_ids=opened.chat_template.stop_token_ids,
+        stop_token_ids=_opened(model).chat_template.stop_token_ids,  # open already: its prompt was built a moment ago
     )
+    async with aclosing(_events(model, request)) as events:
+        async for event in events:
+            yield event
+
+
+async def prepare(
+    *, user_id: int, request_id: str, prompt: Prompt, is_head_public: bool, model: str = "", tags: tuple[str, ...] = ()
+) -> None:
+    """Compute the KV of a prompt that is to come, while the engine has nothing else to do. It gives way to every turn
+    and goes on after it.
+
+    Nothing is loaded for it: that would drive out another model for a guess. Raises EngineUnavailable, also for a model
+    that is not loaded, Busy, WindowFull.
+    """
+    request = Request(
+        request_id=request_id,
+        prompt_ids=prompt.ids,
+        sampling=SamplingParams(),
+        salt=_salt(user_id),
+        num_public_tokens=_num_public(prompt, is_head_public),
+        tags=tags,
+        is_prefill_only=True,
+    )
+    async with aclosing(_events(model, request)) as events:
+        async for _event in events:
+            pass
+
+
+async def _events(model: str, request: Request) -> AsyncGenerator[Event, None]:
+    """The events of a request, cancelled when the iterator is closed. Raises EngineUnavailable, Busy, WindowFull."""
+    loop = asyncio.get_running_loop()
+    events: asyncio.Queue[Event] = asyncio.Queue()
+
+    def on_event(event: Event) -> None:  # on the worker's thread
+        with suppress(RuntimeError):  # the loop has been closed: nobody listens any more
+            loop.call_soon_threadsafe(events.put_nowait, event)
+
     try:
         with _stopped():
             _worker().submit(_name(model), request, on_event)
@@ -470,45 +496,7 @@ async def generate(
             if isinstance(event, FinishedEvent):
                 return
     finally:
-        cancel(request_id)
-
-
-async def prepare(
-    *, user_id: int, request_id: str, prompt: Prompt, is_head_public: bool, model: str = "", tags: tuple[str, ...] = ()
-) -> bool:
-    """Compute the KV of a prompt that is to come. False when somebody wanted the engine, before or meanwhile. A model
-    that is no longer loaded needs none.
-
-    What has been computed by then stays. Raises EngineUnavailable, WindowFull.
-    """
-    if _handle.is_draining or _handle.places.total():
-        return False
-    if status(model).state is not EngineState.READY:  # it would be loaded, and drive out another, for a guess
-        return True
-    is_done = False
-    _handle.preparing.add(request_id)
-    try:
-        with Ticket(_handle.places, user_id, is_awaited=False) as ticket:
-            events = generate(
-                ticket=ticket,
-                request_id=request_id,
-                prompt=prompt,
-                sampling=SamplingParams(temperature=0.0, max_tokens=1),
-                is_head_public=is_head_public,
-                model=model,
-                tags=tags,
-            )
-            async with aclosing(events):
-                async for event in events:
-                    is_done = isinstance(event, FinishedEvent) and event.finish_reason is not FinishReason.CANCELLED
-    finally:
-        _handle.preparing.discard(request_id)
-    return is_done
-
-
-def _end_preparations() -> None:
-    for request_id in _handle.preparing:
-        cancel(request_id)
+        cancel(request.request_id)
 
 
 def cancel(request_id: str) -> None:

@@ -6,9 +6,6 @@ from collections import Counter
 from types import TracebackType
 from typing import Self
 
-NOBODY = 0  # no user has this id
-LAST = 1 << 30
-
 
 class Ticket:
     """A place in the queue. Held from before the first work for a turn until its end; `with ticket:` gives it back.
@@ -16,18 +13,16 @@ class Ticket:
     The more places a person holds already, the later the new one runs: fifty sends of one do not delay another's first.
     """
 
-    def __init__(self, places: Counter[int], user_id: int, *, is_awaited: bool = True) -> None:
-        """is_awaited False: nobody waits for it, so it runs last and counts as nobody's."""
+    def __init__(self, places: Counter[int], user_id: int) -> None:
         self.user_id = user_id
-        self.priority = places[user_id] if is_awaited else LAST
-        self._holder = user_id if is_awaited else NOBODY
+        self.priority = places[user_id]
         self._places: Counter[int] | None = places
-        places[self._holder] += 1
+        places[user_id] += 1
 
     def release(self) -> None:
         """Give the place back; a second call does nothing."""
         if self._places is not None:
-            self._places[self._holder] -= 1
+            self._places[self.user_id] -= 1
             self._places += Counter()  # drops the entries at zero
             self._places = None
 

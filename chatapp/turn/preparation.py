@@ -1,7 +1,8 @@
 """What the next prompt will begin with, computed before it is asked for.
 
 When the thinking of a reply is taken out of later prompts, its answer stands at another place there, and its KV has to
-be computed once more. That is done here, while nobody waits for the engine; whoever asks earlier than that pays for it.
+be computed once more. That is done here, while the engine has nothing else to do; whoever asks earlier than that pays
+for it.
 """
 
 from __future__ import annotations
@@ -17,13 +18,11 @@ from chatapp.turn.stream import Reply
 
 logger = logging.getLogger(__name__)
 
-IDLE_POLL_S = 0.2
-
 _running: dict[UUID, asyncio.Task[None]] = {}  # by conversation
 
 
 def start(conversation_id: UUID, user_id: int, plan: Plan, reply: Reply) -> None:
-    """Prepare for what follows this reply, as soon as nobody waits; in place of what was being prepared there."""
+    """Prepare for what follows this reply, in place of what was being prepared there."""
     cancel(conversation_id)
     if not reply.split.num_chars:
         return
@@ -51,16 +50,15 @@ async def _prepare(conversation_id: UUID, user_id: int, plan: Plan, reply: Reply
         prompt = await executors.render(next_history, plan, reply)
         if prompt is None:
             return
-        while not await llm.prepare(
+        await llm.prepare(
             user_id=user_id,
             request_id=f"prepare {uuid4()}",
             prompt=prompt,
             is_head_public=plan.is_head_public,
             model=plan.model,
             tags=(str(conversation_id),),
-        ):
-            await asyncio.sleep(IDLE_POLL_S)
+        )
         if not await executors.database(selectors.conversation_exists, conversation_id):
             llm.purge(conversation_id)  # the purge at its deletion came before this KV
-    except ChatError as error:  # the engine has ended, or the next prompt will not fit: the next turn says so
+    except ChatError as error:  # the model has left, or the next prompt will not fit: the next turn says so
         logger.info("conversation %s: nothing is prepared, %s", conversation_id, error.code)

@@ -151,7 +151,7 @@ class FakeWorker:
         return self.num_cached
 
     def submit(self, name: str, request: Request, on_event: Callable[[Event], None]) -> None:
-        if self.state != "running":
+        if self.state != "running" or (request.is_prefill_only and self.model_state != "ready"):
             raise EngineStopped
         self.requests.append(request)
         self.models.append(name)

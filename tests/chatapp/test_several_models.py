@@ -14,7 +14,7 @@ from django.test import Client
 from django.urls import reverse
 
 from chatapp import llm, wire
-from chatapp.errors import NotFound
+from chatapp.errors import EngineUnavailable, NotFound
 from chatapp.models import Conversation, Generation, Message, PrefixBreak, Preset, User
 from chatapp.turn import run
 from chatapp.turn.live import Live, LiveTurn
@@ -193,7 +193,8 @@ async def test_nothing_is_prepared_for_a_model_that_has_left(worker: FakeWorker)
     """Whose place it took would have to leave, for a question that may never come."""
     prompt = llm.build_prompt([llm.ChatMessage("user", "Hello")])
     worker.model_state = "unloaded"
-    assert await llm.prepare(user_id=1, request_id="guess", prompt=prompt, is_head_public=False)
+    with pytest.raises(EngineUnavailable):
+        await llm.prepare(user_id=1, request_id="guess", prompt=prompt, is_head_public=False)
     assert not worker.requests
 
 

@@ -111,14 +111,14 @@ def history_of(engine: ThinkingEngine, turn: LiveTurn, num_messages: int) -> int
 
 
 async def test_without_a_quiet_moment_reuse_ends_where_the_thinking_stood_and_the_cause_is_stored(
-    alice: User, bob: User
+    alice: User,
 ) -> None:
     await policy(alice, ThinkingInHistory.TEMPLATE)  # which strips
     async with engine_of("switched") as engine:
-        with llm.reserve(bob.pk):  # somebody else waits all the time
-            first = await answered(engine, alice, "When?", REPLY)
-            assert preparation._running
-            second = await answered(engine, alice, "Who?", REPLY, first)
+        first = await answered(engine, alice, "When?", REPLY)
+        assert preparation._running
+        preparation.cancel_all()  # as a question does that comes at once
+        second = await answered(engine, alice, "Who?", REPLY, first)
         before, now = await numbers_of(first), await numbers_of(second)
         assert now.num_reused_ram == before.num_prompt_tokens  # the answer begins with another token than <think>
         assert now.prefix_break == "thinking_stripped"
@@ -141,14 +141,13 @@ async def test_kept_thinking_is_reused_whole(alice: User) -> None:
         assert now.prefix_break == ""
 
 
-async def test_a_new_turn_ends_a_preparation_in_its_conversation(alice: User, bob: User) -> None:
+async def test_a_new_turn_ends_a_preparation_in_its_conversation(alice: User) -> None:
     await policy(alice, ThinkingInHistory.STRIP)
     async with engine_of("switched") as engine:
-        with llm.reserve(bob.pk):
-            first = await answered(engine, alice, "When?", REPLY)
-            assert list(preparation._running) == [first.conversation_id]
-            await answered(engine, alice, "Who?", "No thought.", first)
-            assert not preparation._running  # nothing is taken out of that reply
+        first = await answered(engine, alice, "When?", REPLY)
+        assert list(preparation._running) == [first.conversation_id]
+        await answered(engine, alice, "Who?", "No thought.", first)
+        assert not preparation._running  # nothing is taken out of that reply
 
 
 async def test_thinking_switched_off_is_told_to_the_model(alice: User) -> None:
@@ -165,12 +164,12 @@ async def test_thinking_switched_off_is_told_to_the_model(alice: User) -> None:
     assert (await Conversation.objects.aget()).is_thinking_off
 
 
-async def test_of_a_conversation_that_was_deleted_meanwhile_nothing_stays(alice: User, bob: User) -> None:
+async def test_of_a_conversation_that_was_deleted_meanwhile_nothing_stays(alice: User) -> None:
     await policy(alice, ThinkingInHistory.STRIP)
     async with engine_of("switched") as engine:
-        with llm.reserve(bob.pk):
-            first = await answered(engine, alice, "When?", REPLY)
-            await sync_to_async(conversation_delete)(user=alice, conversation_id=first.conversation_id)
+        first = await answered(engine, alice, "When?", REPLY)
+        assert preparation._running
+        await sync_to_async(conversation_delete)(user=alice, conversation_id=first.conversation_id)
         await prepared()
         again = await answered(engine, alice, "When?", REPLY)
         assert (await numbers_of(again)).num_reused_ram == 0
