@@ -1,18 +1,27 @@
-"""Two people: Alice owns, Bob does not."""
+"""Two people (Alice owns, Bob does not), an engine that answers as told, turns on it, and a browser's socket."""
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+import asyncio
+import json
+import uuid
+from collections.abc import AsyncIterator, Callable, Iterator
+from contextlib import asynccontextmanager
 from typing import Any
 
 import pytest
+from asgiref.sync import sync_to_async
+from channels.testing import WebsocketCommunicator
 from django.core.cache import cache
 from django.test import Client
 from django.utils import translation
 
-from chatapp import llm
-from chatapp.models import User
+from chatapp import llm, wire
+from chatapp.asgi import application
+from chatapp.models import Message, User
 from chatapp.services.accounts import owner_create
+from chatapp.turn import run
+from chatapp.turn.live import Live, LiveTurn
 from tests.chatapp.fake_worker import FakeWorker
 
 
@@ -62,3 +71,125 @@ def worker() -> Iterator[FakeWorker]:
     yield fake
     llm.shutdown()
     llm._handle.worker = None  # as in a process that has never had one
+
+
+# --- turns ------------------------------------------------------------------------------------------------------------
+
+
+def send(text: str = "Hello", **changes: Any) -> wire.TurnSend:
+    values: dict[str, Any] = {"conversation": uuid.uuid4(), "client_id": uuid.uuid4(), "text": text, "is_new": True}
+    return wire.TurnSend(**(values | changes))
+
+
+def after(turn: LiveTurn, text: str) -> wire.TurnSend:
+    return send(text, conversation=turn.conversation_id, parent=turn.message_id, is_new=False)
+
+
+async def started(live: Live, user: User, frame: run.TurnFrame, **options: Any) -> LiveTurn:
+    turn = await run.start(live, user, frame, **options)
+    assert turn is not None
+    await until(lambda: is_submitted(turn))
+    return turn
+
+
+def is_submitted(turn: LiveTurn) -> bool:
+    worker = llm._handle.worker
+    assert isinstance(worker, FakeWorker)
+    return turn.request_id in worker._listeners
+
+
+async def until(condition: Callable[[], bool]) -> None:
+    async with asyncio.timeout(5):
+        while not condition():
+            await asyncio.sleep(0.002)
+
+
+async def ended(turn: LiveTurn) -> wire.TurnEnd:
+    assert turn.task is not None
+    async with asyncio.timeout(10):
+        await turn.task
+    assert turn.end is not None
+    return turn.end
+
+
+async def stored(turn: LiveTurn) -> Message:
+    return await Message.objects.aget(id=turn.message_id)
+
+
+async def whole(live: Live, worker: FakeWorker, user: User, frame: run.TurnFrame, reply: str) -> LiveTurn:
+    """A turn from its question to its end."""
+    turn = await started(live, user, frame)
+    worker.write(reply)
+    worker.finish()
+    await ended(turn)
+    return turn
+
+
+# --- sockets ----------------------------------------------------------------------------------------------------------
+
+
+class Socket:
+    """A browser's end of a WebSocket."""
+
+    def __init__(self, cookies: dict[str, str], headers: dict[str, str] | None = None) -> None:
+        sent = {"host": "localhost:8000", "origin": "http://localhost:8000", **(headers or {})}
+        if cookies:
+            sent["cookie"] = "; ".join(f"{name}={value}" for name, value in cookies.items())
+        encoded = [(name.encode(), value.encode()) for name, value in sent.items()]
+        self._communicator = WebsocketCommunicator(application, "/ws/", encoded)
+
+    async def open(self) -> bool:
+        is_accepted, _ = await self._communicator.connect()
+        return bool(is_accepted)
+
+    async def close(self) -> None:
+        await self._communicator.disconnect()
+
+    async def send(self, frame: dict[str, Any] | str) -> None:
+        await self._communicator.send_to(text_data=frame if isinstance(frame, str) else json.dumps(frame))
+
+    async def send_bytes(self, data: bytes) -> None:
+        await self._communicator.send_to(bytes_data=data)
+
+    async def next(self, *types: str) -> dict[str, Any]:
+        """The next frame, or the next one of these types."""
+        async with asyncio.timeout(5):
+            while True:
+                frame: dict[str, Any] = json.loads(await self._communicator.receive_from(timeout=5))
+                if not types or frame["type"] in types:
+                    return frame
+
+    async def ask(self, frame: dict[str, Any] | str) -> dict[str, Any]:
+        """Send one frame; the answer to it."""
+        await self.send(frame)
+        return await self.next("error", "pong", "turn.accepted")
+
+    async def close_code(self) -> int:
+        """Frames are skipped until the socket closes."""
+        async with asyncio.timeout(5):
+            while True:
+                output = await self._communicator.receive_output(timeout=5)
+                if output["type"] == "websocket.close":
+                    return int(output["code"])
+
+
+async def log_in(user: User) -> dict[str, str]:
+    client = Client()
+    await sync_to_async(client.force_login)(user)
+    return {name: morsel.value for name, morsel in client.cookies.items()}
+
+
+@asynccontextmanager
+async def opened(user: User) -> AsyncIterator[Socket]:
+    socket = Socket(await log_in(user))
+    assert await socket.open()
+    try:
+        assert (await socket.ask({"type": "ping"}))["type"] == "pong"
+        yield socket
+    finally:
+        await socket.close()
+
+
+def send_frame(text: str = "Hello", **changes: Any) -> dict[str, Any]:
+    ids = {"conversation": str(uuid.uuid4()), "client_id": str(uuid.uuid4())}
+    return {"type": "turn.send", **ids, "text": text, "is_new": True, **changes}

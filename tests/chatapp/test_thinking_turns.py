@@ -16,9 +16,9 @@ from chatapp.markdown import render_blocks
 from chatapp.models import Conversation, Generation, Message, ThinkingInHistory, User
 from chatapp.turn import prompt
 from chatapp.turn.live import Live, LiveTurn
+from tests.chatapp.conftest import after, ended, send, started, stored, until, whole
 from tests.chatapp.fake_worker import END, HEADERS, MARK_IDS, THINKS, FakeWorker
 from tests.chatapp.test_turn_live import Tab
-from tests.chatapp.test_turn_run import after, ended, send, started, stored, until, whole
 
 pytestmark = pytest.mark.django_db(transaction=True)
 

@@ -27,6 +27,7 @@ from inference.types import (
 EOS = 256
 WIDE_TOKENS = {257: b"ab", 258: b"b\nU", 259: b"\xe2\x82", 260: b"\xac"}  # the last two are halves of a euro sign
 VOCAB_SIZE = 261
+HELLO = "hello world, how are you today"  # 30 tokens
 
 
 def next_marker(previous: int, token_id: int) -> int:
@@ -131,6 +132,13 @@ class MarkerModel:
         return logits
 
 
+def scripted(*ids: int) -> MarkerModel:
+    """A model that answers a prompt ending in "?" with these ids."""
+    model = MarkerModel()
+    model.script = dict(zip([ord("?"), *ids], ids, strict=False))
+    return model
+
+
 class ByteTokenizer:
     """Token i is byte i; a few wide ones make what real vocabularies make of stop strings and half characters."""
 
@@ -217,6 +225,10 @@ def run(engine: LLMEngine, *requests: Request, max_steps: int = 2000) -> dict[st
             events.setdefault(event.request_id, []).append(event)
         engine.check_integrity()
     raise AssertionError(f"not done after {max_steps} steps")
+
+
+def steps(engine, num: int) -> list:
+    return [event for _ in range(num) for event in engine.step()]
 
 
 def finished(events: list[Event]) -> FinishedEvent:
