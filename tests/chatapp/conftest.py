@@ -70,7 +70,7 @@ def worker() -> Iterator[FakeWorker]:
     llm.start(fake)
     yield fake
     llm.shutdown()
-    llm._handle.worker = None  # as in a process that has never had one
+    llm.host.handle.worker = None  # as in a process that has never had one
 
 
 # --- turns ------------------------------------------------------------------------------------------------------------
@@ -93,7 +93,7 @@ async def started(live: Live, user: User, frame: run.TurnFrame, **options: Any) 
 
 
 def is_submitted(turn: LiveTurn) -> bool:
-    worker = llm._handle.worker
+    worker = llm.host.handle.worker
     assert isinstance(worker, FakeWorker)
     return turn.request_id in worker._listeners
 

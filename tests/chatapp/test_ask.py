@@ -31,7 +31,7 @@ pytestmark = pytest.mark.django_db(transaction=True)
 def paced(monkeypatch: pytest.MonkeyPatch, settings: Any, tmp_path: Path) -> dict[str, Any]:
     """The engine that `ask` starts, and how it is made."""
     options: dict[str, Any] = {"num_words": 5, "pace_s": 0.001}
-    monkeypatch.setattr(llm, "Worker", lambda *args, **kwargs: PacedWorker(**options))
+    monkeypatch.setattr(llm.host, "Worker", lambda *args, **kwargs: PacedWorker(**options))
     settings.RECOLLECT_DATA = settings.RECOLLECT_KEYS = tmp_path
     return options
 
@@ -143,7 +143,7 @@ def test_a_model_that_cannot_be_loaded_is_an_error_and_stores_nothing(monkeypatc
         def start(self) -> None:
             self.model_state, self.model_error = "failed", "gone.gguf: there is no such file"
 
-    monkeypatch.setattr(llm, "Worker", lambda *args, **kwargs: Broken())
+    monkeypatch.setattr(llm.host, "Worker", lambda *args, **kwargs: Broken())
     with pytest.raises(CommandError, match=r"gone.gguf.*manage.py fetch_model"):
         run_ask("Hello")
     assert not Conversation.objects.exists()

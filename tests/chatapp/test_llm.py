@@ -47,7 +47,7 @@ def test_a_pool_that_does_not_fit_names_its_bytes_and_what_to_lower(model_path: 
     resource.setrlimit(resource.RLIMIT_AS, (1 << 40, limits[1]))  # whatever this machine promises
     try:
         with pytest.raises(InferenceError, match=r"needs \d{13,} bytes.*: lower RECOLLECT_POOL_TOKENS$"):
-            llm._load(llm._open(model_path), on_progress=lambda _share: None, run_kernels=lambda work: work())
+            llm.host._load(llm.host._open(model_path), on_progress=lambda _share: None, run_kernels=lambda work: work())
     finally:
         resource.setrlimit(resource.RLIMIT_AS, limits)
 
@@ -87,16 +87,16 @@ def test_a_place_is_given_back_once() -> None:
     first.release()
     with first:
         pass
-    assert llm._handle.places.total() == 1
+    assert llm.host.handle.places.total() == 1
 
 
 def test_without_a_ready_engine_nothing_is_reserved() -> None:
-    llm._handle.worker = None
+    llm.host.handle.worker = None
     for state, word in ((None, "No model"), ("failed", "out of blocks"), ("stopped", "stopped")):
         if state:
             worker = FakeWorker()
             worker.state, worker.error = state, "out of blocks" if state == "failed" else ""
-            llm._handle.worker = worker  # type: ignore[assignment]
+            llm.host.handle.worker = worker  # type: ignore[assignment]
         with pytest.raises(EngineUnavailable, match=word):
             llm.reserve(1)
         assert llm.status().state == (state or "off")
@@ -210,7 +210,7 @@ async def test_an_engine_that_ends_ends_its_requests() -> None:
 
 
 def test_purge_without_an_engine_is_nothing() -> None:
-    llm._handle.worker = None
+    llm.host.handle.worker = None
     llm.purge(uuid.uuid4())
 
 

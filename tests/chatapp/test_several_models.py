@@ -37,7 +37,7 @@ def installed(settings: Any, tmp_path: Path, worker: FakeWorker) -> None:
     worker.opened_of["qwen3"] = SimpleNamespace(
         max_model_len=4096, tokenizer=ByteTokenizer(), chat_template=ByteTemplate("another")
     )
-    llm._handle.default_model = "llama"
+    llm.host.handle.default_model = "llama"
 
 
 async def turn_of(user: User, worker: FakeWorker, *, live: Live | None = None, **fields: Any) -> LiveTurn:

@@ -53,7 +53,7 @@ async def test_our_own_mistake_fails_the_turn_and_nothing_else(
     assert (await stored(turn)).status == "failed"
     assert "ZeroDivisionError" in caplog.text
     assert not worker.stats().num_running
-    assert not llm._handle.places
+    assert not llm.host.handle.places
     assert (await ended(await whole(live, worker, alice, send(), "fine"))).status == "done"
 
 
@@ -156,7 +156,7 @@ async def test_deleting_a_conversation_ends_its_turn_and_forgets_its_kv(
     assert await Message.objects.acount() == await Generation.objects.acount() == 0
     assert not live.turns
     assert live.in_conversation(turn.conversation_id) is None
-    assert not llm._handle.places
+    assert not llm.host.handle.places
     tab.read()
     assert tab.end is not None
     assert tab.end["status"] == "interrupted"

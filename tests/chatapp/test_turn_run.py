@@ -47,7 +47,7 @@ async def test_a_turn_is_stored_before_it_is_computed_and_closed_with_its_number
     assert generation.seed is not None
     assert end.stats == run.turn_stats(generation)
     assert not live.turns
-    assert not llm._handle.places
+    assert not llm.host.handle.places
 
 
 async def test_a_tab_sees_stages_text_and_end_as_they_are_stored(alice: User, worker: FakeWorker) -> None:

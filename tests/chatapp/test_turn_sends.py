@@ -28,7 +28,7 @@ async def test_fifty_copies_of_a_send_are_one_turn(alice: User, worker: FakeWork
     assert await Message.objects.acount() == 2
     assert len({answer.message for answer in accepted}) == 1
     assert sorted(answer.is_duplicate for answer in accepted) == [False] + 29 * [True]
-    assert llm._handle.places.total() == 1
+    assert llm.host.handle.places.total() == 1
     worker.finish()
     await ended(next(turn for turn in results if turn))
     assert await run.start(live, alice, frame) is None  # the same again, when it is over
@@ -51,7 +51,7 @@ async def test_what_does_not_fit_is_refused_with_numbers_and_leaves_nothing(alic
     # header, text, end, header of the reply
     assert caught.value.detail == {"num_prompt_tokens": 4003, "num_reserved_tokens": 512, "window": 4096}
     assert await Conversation.objects.acount() == await Message.objects.acount() == 0
-    assert not llm._handle.places
+    assert not llm.host.handle.places
     turn = await whole(live, worker, alice, send("x" * 3500), "fits")
     with pytest.raises(WindowFull):
         await run.start(live, alice, after(turn, "y" * 500))
@@ -103,7 +103,7 @@ async def test_two_sends_in_one_conversation_do_not_run_at_once(alice: User, wor
         await run.start(live, alice, after(first, "three?"))
     worker.finish()
     await ended(second)
-    assert not llm._handle.places
+    assert not llm.host.handle.places
 
 
 async def test_a_send_that_comes_before_the_last_frame_of_the_turn_before_it(

@@ -89,5 +89,5 @@ class ThinkingEngine:
             yield
         finally:
             assert llm.shutdown()
-            llm._handle.worker = None
+            llm.host.handle.worker = None
         engine.check_integrity()  # when its thread has ended

@@ -1,0 +1,142 @@
+"""Requests: a reply, KV prepared ahead, and what is forgotten."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncGenerator
+from contextlib import aclosing, suppress
+from dataclasses import replace
+from uuid import UUID
+
+from django.utils.crypto import salted_hmac
+from django.utils.translation import gettext as _
+
+from chatapp.errors import Busy, WindowFull
+from chatapp.llm.host import handle, name_of, opened_model, running_worker, unavailable_when_stopped
+from chatapp.places import Ticket
+from inference.errors import PromptTooLong, QueueFull
+from inference.types import Event, FinishedEvent, Prompt, Request, SamplingParams
+
+
+async def generate(
+    *,
+    ticket: Ticket,
+    request_id: str,
+    prompt: Prompt,
+    sampling: SamplingParams,
+    is_head_public: bool,
+    model: str = "",
+    is_continuation: bool = False,
+    tags: tuple[str, ...] = (),
+) -> AsyncGenerator[Event, None]:
+    """The events of one request, the last one a FinishedEvent. Closing the iterator cancels the request.
+
+    is_head_public: the system prompt is everybody's, so its cached KV may be shared; all else is salted per person.
+    is_continuation: the prompt ends inside the reply.
+    Raises EngineUnavailable, Busy, WindowFull.
+    """
+    request = Request(
+        request_id=request_id,
+        prompt_ids=prompt.ids,
+        sampling=sampling,
+        salt=_salt(ticket.user_id),
+        num_public_tokens=_num_public(prompt, is_head_public),
+        tags=tags,
+        priority=ticket.priority,
+        is_continuation=is_continuation,
+        stop_token_ids=opened_model(
+            model
+        ).chat_template.stop_token_ids,  # open already: its prompt was built a moment ago
+    )
+    async with aclosing(_events(model, request)) as events:
+        async for event in events:
+            yield event
+
+
+async def prepare(
+    *, user_id: int, request_id: str, prompt: Prompt, is_head_public: bool, model: str = "", tags: tuple[str, ...] = ()
+) -> None:
+    """Compute the KV of a prompt that is to come, while the engine has nothing else to do. It gives way to every turn
+    and goes on after it.
+
+    Nothing is loaded for it: that would drive out another model for a guess. Raises EngineUnavailable, also for a model
+    that is not loaded, Busy, WindowFull.
+    """
+    request = Request(
+        request_id=request_id,
+        prompt_ids=prompt.ids,
+        sampling=SamplingParams(),
+        salt=_salt(user_id),
+        num_public_tokens=_num_public(prompt, is_head_public),
+        tags=tags,
+        is_prefill_only=True,
+    )
+    async with aclosing(_events(model, request)) as events:
+        async for _event in events:
+            pass
+
+
+async def _events(model: str, request: Request) -> AsyncGenerator[Event, None]:
+    """The events of a request, cancelled when the iterator is closed. Raises EngineUnavailable, Busy, WindowFull."""
+    loop = asyncio.get_running_loop()
+    events: asyncio.Queue[Event] = asyncio.Queue()
+
+    def on_event(event: Event) -> None:  # on the worker's thread
+        with suppress(RuntimeError):  # the loop has been closed: nobody listens any more
+            loop.call_soon_threadsafe(events.put_nowait, event)
+
+    try:
+        with unavailable_when_stopped():
+            running_worker().submit(name_of(model), request, on_event)
+    except QueueFull as error:
+        raise Busy(
+            _("Too many replies are waiting (%(num)s). Try again.") % {"num": error.num_waiting},
+            num_waiting=error.num_waiting,
+            max_waiting=error.max_waiting,
+        ) from error
+    except PromptTooLong as error:
+        raise WindowFull(
+            _("The prompt has %(prompt)s tokens, and with a reply that is more than the model's window of %(window)s.")
+            % {"prompt": f"{error.num_prompt_tokens:,}", "window": f"{error.max_tokens:,}"},
+            num_prompt_tokens=error.num_prompt_tokens,
+            window=error.max_tokens,
+        ) from error
+    try:
+        while True:
+            event = await events.get()
+            if isinstance(event, FinishedEvent) and event.error:
+                sentence = _("The engine gave this reply up: %(error)s.") % {"error": event.error.rstrip(".")}
+                event = replace(event, error=sentence)
+            yield event
+            if isinstance(event, FinishedEvent):
+                return
+    finally:
+        cancel(request.request_id)
+
+
+def cancel(request_id: str) -> None:
+    """Stop a request within one step; its iterator ends with a FinishedEvent. Unknown ids are ignored."""
+    if handle.worker is not None:
+        handle.worker.cancel(request_id)
+
+
+def purge(conversation_id: UUID) -> None:
+    """Forget the cached KV of a conversation, soon. Without an engine in this process there is nothing to forget."""
+    if handle.worker is not None:
+        handle.worker.purge(str(conversation_id))
+
+
+def count_cached(prompt: Prompt, *, model: str, user_id: int, is_head_public: bool) -> int:
+    """How many leading tokens of a prompt need not be computed now. Blocking. Raises EngineUnavailable."""
+    request = Request("", prompt.ids, SamplingParams(), _salt(user_id), _num_public(prompt, is_head_public))
+    with unavailable_when_stopped():
+        return running_worker().count_cached(name_of(model), request)
+
+
+def _num_public(prompt: Prompt, is_head_public: bool) -> int:
+    return prompt.num_public_tokens if is_head_public else 0
+
+
+def _salt(user_id: int) -> bytes:
+    """Keeps cached KV of one person from answering, or timing, another's guesses; needs the installation's key."""
+    return salted_hmac("chatapp.llm.salt", str(user_id), algorithm="sha256").digest()
