@@ -9,11 +9,11 @@ from __future__ import annotations
 
 from inference.kernels.jit import elementwise
 from inference.kernels.jit.kernel_cache import kernel
-from inference.kernels.jit.linear import linear, quantise
+from inference.kernels.jit.linear import linear
 from inference.kernels.jit.linear_rows import BLOCK
 from inference.kernels.jit.products import MATRIX_BYTES, num_panels, portion
 from inference.kernels.jit.records import Record
-from inference.kernels.jit.stages import QUANTISED_STEP
+from inference.kernels.jit.stages import quantise_rows
 from inference.kernels.jit.team import done, take, wait
 from inference.kernels.jit.vectors import get_f32, get_i32, get_i64, load_first, set_i32, set_i64, store_first
 
@@ -89,20 +89,11 @@ def fill_pairs(p: Record, counters: int, stage: int) -> int:
                 for at in range(0, p.hidden, 16):
                     part = load_first(source + 4 * at, p.hidden - at)
                     store_first(p.pair_input + row * p.input_bytes + 4 * at, part, p.hidden - at)
-        _quantise_pairs(p, p.hidden, first, end)
+        quantise_rows(p, p.pair_input, p.pair_quantised, p.hidden, first, end)
         done(counters, stage)
         task = take(counters, stage, num_tasks)
     wait(counters, stage, num_tasks)
     return stage + 1
-
-
-@kernel
-def _quantise_pairs(p: Record, width: int, first: int, end: int) -> None:
-    padded = -(-width // QUANTISED_STEP) * QUANTISED_STEP
-    if padded > width:
-        for row in range(first, end):
-            elementwise.clear(p.pair_input + row * p.input_bytes + 4 * width, padded - width)
-    quantise(p.quantise, p.pair_input, p.input_bytes // 4, padded, p.pair_quantised, first, end)
 
 
 @kernel
@@ -142,7 +133,7 @@ def activate_pairs(p: Record, w: Record, counters: int, stage: int) -> int:
                 gate = p.pair_wide + row * p.wide_bytes
                 out = p.pair_input + row * p.input_bytes
                 elementwise.activate(gate, gate + 4 * w.width, p.activation, w.width, out)
-        _quantise_pairs(p, w.width, first, end)
+        quantise_rows(p, p.pair_input, p.pair_quantised, w.width, first, end)
         done(counters, stage)
         task = take(counters, stage, num_tasks)
     wait(counters, stage, num_tasks)

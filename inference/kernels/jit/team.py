@@ -26,11 +26,8 @@ from inference.kernels.jit.kernel_cache import entry, instruction, kernel
 from inference.kernels.jit.vectors import I32, I64, call, pointer
 
 LINE = 8  # int64 of a cache line
-PUBLISHED, HALVES, PARKED = (
-    0,
-    LINE,
-    3 * LINE,
-)  # what lies where in the state: number of the pass, busy threads, sleepers
+# What lies where in the state: the number of the pass, busy threads, sleepers.
+PUBLISHED, HALVES, PARKED = 0, LINE, 3 * LINE
 STOP = -1
 NUM_HOT_SPINS = 2000  # about 50 us; from then on whoever else wants the core gets it
 NUM_SPINS = 12_000  # some milliseconds

@@ -132,15 +132,20 @@ def store_first(typingctx: Any, at: Any, value: Any, count: Any) -> Any:
     return types.void(types.int64, lanes, types.int64), emit
 
 
+def _halved(builder: Any, value: Any, top: Any, bottom: Any, half: Any) -> Any:
+    """float32 as float16: what is beyond its range, NaN included, as its largest number."""
+    value = builder.select(builder.fcmp_ordered("<", value, top), value, top)
+    value = builder.select(builder.fcmp_ordered(">", value, bottom), value, bottom)
+    return builder.fptrunc(value, half)
+
+
 @instruction
 def store_half(typingctx: Any, at: Any, value: Any) -> Any:
-    """As 16 float16, rounded to nearest even; what is beyond their range, NaN included, as the largest of them."""
+    """As 16 float16, rounded to nearest even; see _halved()."""
 
     def emit(context: Any, builder: Any, sig: Any, args: Any) -> Any:
         top, bottom = constant(MAX_F16), constant(-MAX_F16)
-        value = builder.select(builder.fcmp_ordered("<", args[1], top), args[1], top)
-        value = builder.select(builder.fcmp_ordered(">", value, bottom), value, bottom)
-        builder.store(builder.fptrunc(value, F16X16), pointer(builder, args[0], F16X16), align=2)
+        builder.store(_halved(builder, args[1], top, bottom, F16X16), pointer(builder, args[0], F16X16), align=2)
         return context.get_dummy_value()
 
     return types.void(types.int64, lanes), emit
@@ -162,13 +167,11 @@ def set_f32(typingctx: Any, at: Any, value: Any) -> Any:
 
 @instruction
 def set_half(typingctx: Any, at: Any, value: Any) -> Any:
-    """One number as float16, like store_half."""
+    """One number, like store_half."""
 
     def emit(context: Any, builder: Any, sig: Any, args: Any) -> Any:
         top, bottom = ir.Constant(F32, MAX_F16), ir.Constant(F32, -MAX_F16)
-        value = builder.select(builder.fcmp_ordered("<", args[1], top), args[1], top)
-        value = builder.select(builder.fcmp_ordered(">", value, bottom), value, bottom)
-        builder.store(builder.fptrunc(value, F16), pointer(builder, args[0], F16), align=2)
+        builder.store(_halved(builder, args[1], top, bottom, F16), pointer(builder, args[0], F16), align=2)
         return context.get_dummy_value()
 
     return types.void(types.int64, types.float32), emit
