@@ -101,6 +101,7 @@ class TitleSource(models.TextChoices):
     """Who named a conversation. A person's title is never replaced."""
 
     FIRST_WORDS = "first_words", _("First words")
+    MODEL = "model", _("Model")
     PERSON = "person", _("Person")
 
 
