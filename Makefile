@@ -77,9 +77,10 @@ messages: .venv/base ## Take new sentences into locale/ and compile it (needs GN
 	$(MANAGE) makemessages -d djangojs -l zh_Hans $(MESSAGES)
 	$(MANAGE) compilemessages -i .venv
 
-bench: setup ## Measure: the engine beside what this machine can do, its start, and what the app adds
+bench: setup ## Measure: the engine beside what this machine can do, its start, its prefix cache, and what the app adds
 	$(BENCH) --suite roofline
 	$(BENCH) --suite start
+	$(BENCH) --suite prefix
 	$(MANAGE) bench_overhead
 
 bench-peers: setup ## Our engine beside llama.cpp and OpenVINO GenAI in one run, with ratios and targets

@@ -5,7 +5,7 @@ Frozen dataclasses and plain arrays; no behaviour beyond validation.
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+from dataclasses import astuple, dataclass, field
 from enum import StrEnum
 from numbers import Integral, Real
 
@@ -288,6 +288,10 @@ class HitCounts:
     num_tokens_hit: int = 0  # reused, from memory or disk
     num_blocks: int = 0
     num_blocks_hit: int = 0
+
+    def __sub__(self, earlier: HitCounts) -> HitCounts:
+        """What has come since then."""
+        return HitCounts(*(a - b for a, b in zip(astuple(self), astuple(earlier), strict=True)))
 
     @property
     def request_ratio(self) -> float:
