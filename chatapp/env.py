@@ -20,6 +20,7 @@ _UNITS = {"": 1, "B": 1} | {
     for unit, factor in (("B", 1000), ("IB", 1024))
     for power, prefix in enumerate("KMGT", start=1)
 }
+_SHARE = re.compile(r"([0-9]{1,3}(?:\.[0-9]{1,6})?)\s*(%?)", re.ASCII)
 _HOST = re.compile(r"(?=.{1,253}\Z)[a-z0-9-]{1,63}(\.[a-z0-9-]{1,63})*", re.IGNORECASE | re.ASCII)
 
 
@@ -83,6 +84,18 @@ def integer(name: str, default: int, *, low: int, high: int) -> int:
     if not (value.isascii() and value.removeprefix("-").isdigit()) or not low <= int(value) <= high:
         raise _illegal(name, value, f"whole numbers from {low} to {high}")
     return int(value)
+
+
+def share(name: str, default: float) -> float:
+    """A part of something: a number above 0 and at most 1, or a percentage. Raises ImproperlyConfigured for others."""
+    value = text(name)
+    if not value:
+        return default
+    found = _SHARE.fullmatch(value)
+    part = float(found[1]) / (100 if found[2] else 1) if found else 0.0
+    if not 0 < part <= 1:
+        raise _illegal(name, value, "shares above 0 and at most 1: 0.85, 85 %")
+    return part
 
 
 def num_bytes(name: str, default: int, *, low: int) -> int:

@@ -32,9 +32,12 @@ class User(AbstractUser):
 
 
 class ContextPolicy(models.TextChoices):
-    """What happens when the history no longer fits the window."""
+    """What happens when the history no longer fits the window. SUMMARISE does as TRUNCATE until a summary is there."""
 
     FULL = "full", _("Refuse when full")
+    TRUNCATE = "truncate", _("Leave out the oldest turns")
+    RECENT = "recent", _("Send only the latest turns")
+    SUMMARISE = "summarise", _("Summarise the oldest turns")
 
 
 class ThinkingInHistory(models.TextChoices):
@@ -60,8 +63,11 @@ class Preset(models.Model):
     system_prompt = models.TextField(_("system prompt"), blank=True)
     sampling = models.JSONField(_("sampling"), default=dict, blank=True)
     context_policy = models.CharField(
-        _("context policy"), max_length=16, choices=ContextPolicy.choices, default=ContextPolicy.FULL
+        _("context policy"), max_length=16, choices=ContextPolicy.choices, default=ContextPolicy.TRUNCATE
     )
+    # For RECENT: how many tokens; 0: RECOLLECT_RECENT_TOKENS.
+    recent_tokens = models.PositiveIntegerField(_("tokens of the latest turns"), default=0)
+    has_recall = models.BooleanField(_("recalls what has left the window"), default=True)
     thinking_in_history = models.CharField(
         _("thinking in later prompts"),
         max_length=16,
@@ -131,6 +137,9 @@ class Conversation(models.Model):
     context_policy = models.CharField(
         _("context policy"), max_length=16, choices=ContextPolicy.choices, default=ContextPolicy.FULL
     )
+    # For RECENT: how many tokens; 0: RECOLLECT_RECENT_TOKENS.
+    recent_tokens = models.PositiveIntegerField(_("tokens of the latest turns"), default=0)
+    has_recall = models.BooleanField(_("recalls what has left the window"), default=False)
     thinking_in_history = models.CharField(
         _("thinking in later prompts"),
         max_length=16,
@@ -282,6 +291,60 @@ class Message(models.Model):
         return self.status in OPEN_STATUSES
 
 
+class TurnContext(models.Model):
+    """What was put into a user turn besides its text: frozen when it was sent, and replayed verbatim from then on.
+
+    text: as it stands in the prompt, in front of the message. sources: ids of the recalled messages, oldest first.
+    """
+
+    message = models.OneToOneField(
+        Message, models.CASCADE, primary_key=True, related_name="context", verbose_name=_("message")
+    )
+    text = models.TextField(_("text"))
+    sources = models.JSONField(_("sources"), default=list)
+    created_at = models.DateTimeField(_("created"), auto_now_add=True)
+
+    class Meta:
+        verbose_name = _("turn context")
+        verbose_name_plural = _("turn contexts")
+
+    def __str__(self) -> str:
+        return str(self.message_id)
+
+
+class Summary(models.Model):
+    """A text that stands in prompts for all messages from the first to `until`, on every branch that holds that one.
+
+    Written by the model, perhaps changed by a person. An edit of a covered message makes another branch, whose prompts
+    know nothing of it. earlier: the summary that was folded into this one.
+    """
+
+    id = models.UUIDField(primary_key=True, default=uuid.uuid4, editable=False)
+    conversation = models.ForeignKey(
+        Conversation, models.CASCADE, related_name="summaries", verbose_name=_("conversation"), db_index=False
+    )
+    until = models.ForeignKey(Message, models.CASCADE, related_name="summaries", verbose_name=_("last message"))
+    earlier = models.ForeignKey(
+        "self", models.SET_NULL, null=True, blank=True, related_name="+", verbose_name=_("earlier summary")
+    )
+    text = models.TextField(_("text"))
+    num_messages = models.PositiveIntegerField(_("messages"))
+    model_name = models.CharField(_("model"), max_length=200, blank=True)
+    is_edited = models.BooleanField(_("changed by a person"), default=False)
+    created_at = models.DateTimeField(_("created"), auto_now_add=True)
+
+    class Meta:
+        verbose_name = _("summary")
+        verbose_name_plural = _("summaries")
+        indexes: ClassVar = [
+            # selectors.summaries_of: those of one conversation, newest first
+            models.Index(fields=["conversation", "-created_at"], name="summary_of_conversation"),
+        ]
+
+    def __str__(self) -> str:
+        return gettext("%(num)s messages") % {"num": self.num_messages}
+
+
 class PrefixBreak(models.TextChoices):
     """Why less of a prompt was reused than an earlier one had left behind."""
 
@@ -318,6 +381,14 @@ class Generation(models.Model):
     decode_s = models.FloatField(_("decode, s"), default=0)
     thinking_s = models.FloatField(_("thinking, s"), default=0)
     prefix_break = models.CharField(_("prefix ended by"), max_length=32, choices=PrefixBreak.choices, blank=True)
+    # The context window: which message it began with (none: the first), how many had left it on this branch, which
+    # summary stood for them, and how many tokens a prompt might have when that was decided.
+    window_start = models.UUIDField(_("window begins with"), null=True, blank=True)
+    num_outside = models.PositiveIntegerField(_("messages outside the window"), default=0)
+    summary = models.ForeignKey(
+        "Summary", models.SET_NULL, null=True, blank=True, related_name="generations", verbose_name=_("summary")
+    )
+    window_limit = models.PositiveIntegerField(_("window in tokens"), default=0)
     created_at = models.DateTimeField(_("created"), auto_now_add=True)
 
     class Meta:

@@ -67,6 +67,7 @@ class TranscriptMessage:
 class HistoryMessage(NamedTuple):
     """What a prompt needs of a message. No model instance: a thousand of them are read for each send."""
 
+    id: UUID
     position: int
     role: str
     text: str
@@ -169,11 +170,10 @@ def public_presets() -> list[Preset]:
 
 
 @translated()
-def model_before(question: Message, reply: Message) -> str:
-    """The model whose KV this turn could build on: of the reply so far, or the one before the question; "": none."""
+def generation_before(question: Message, reply: Message) -> Generation | None:
+    """What this turn goes on from: the newest generation of the reply so far, or of the one before the question."""
     earlier = reply.id if reply.text else question.parent_id
-    generation = generations_of([earlier]).get(earlier) if earlier else None
-    return generation.model_name if generation else ""
+    return generations_of([earlier]).get(earlier) if earlier else None
 
 
 @translated()
@@ -197,12 +197,18 @@ def transcript(user: User, conversation_id: UUID, *, before: UUID | None = None,
 
 
 @translated()
-def history(conversation: Conversation, leaf: Message) -> list[HistoryMessage]:
-    """The path from the first message to `leaf`, both included, with what a prompt needs. One query."""
+def history(
+    conversation: Conversation, leaf: Message, *, since: UUID | None = None, limit: int = _WHOLE_PATH
+) -> list[HistoryMessage]:
+    """The path to `leaf`, which is included, with what a prompt needs. One query.
+
+    It begins with message `since`, if that lies on it, or else with the first one; but it has `limit` messages at most.
+    """
     assert leaf.conversation_id == conversation.id
+    parameters = [_key(leaf.id), *([] if since is None else [_key(since)]), limit]
     with connection.cursor() as cursor:
-        cursor.execute(_path_query(HistoryMessage._fields), [_key(leaf.id), _WHOLE_PATH])
-        return [HistoryMessage(*row) for row in cursor.fetchall()]
+        cursor.execute(_path_query(HistoryMessage._fields, is_bounded=since is not None), parameters)
+        return [HistoryMessage(_uuid(row[0]), *row[1:]) for row in cursor.fetchall()]
 
 
 @translated()
@@ -235,8 +241,9 @@ def _path(leaf_id: UUID | None, *, columns: tuple[str, ...], limit: int) -> list
     return list(Message.objects.raw(_path_query(columns), [_key(leaf_id), limit]))
 
 
-def _path_query(columns: tuple[str, ...]) -> str:
-    """SQL for a leaf and what lies above it, top to bottom. Parameters: the leaf's key, how many messages at most.
+def _path_query(columns: tuple[str, ...], *, is_bounded: bool = False) -> str:
+    """SQL for a leaf and what lies above it, top to bottom. Parameters: the leaf's key, if it is bounded that of the
+    message with which it begins, how many messages at most.
 
     The database walks from parent to parent, so the cost depends on the limit and not on how large the tree is. (A
     whole path of 1,248 takes 11 ms on SQLite and 10 on PostgreSQL, as instances; reading the tree to walk it here takes
@@ -249,7 +256,7 @@ def _path_query(columns: tuple[str, ...]) -> str:
             UNION ALL
             SELECT m.id, m.parent_id, m.position, path.num + 1 FROM path
             JOIN {table} m ON m.id = path.parent_id AND m.position = path.position - 1
-            WHERE path.num < %s
+            WHERE {"path.id <> %s AND " if is_bounded else ""}path.num < %s
         )
         SELECT {", ".join(f"m.{name}" for name in columns)} FROM path JOIN {table} m ON m.id = path.id
         ORDER BY m.position
@@ -278,6 +285,11 @@ def _key(value: UUID) -> UUID | str:
     """A UUID as this database stores it, for a raw query."""
     key: UUID | str = Message._meta.pk.get_db_prep_value(value, connection)
     return key
+
+
+def _uuid(value: UUID | str) -> UUID:
+    """A key of a raw query as a UUID, which not every database makes of it."""
+    return value if isinstance(value, UUID) else UUID(value)
 
 
 def _cursor_of(conversation: Conversation) -> str:

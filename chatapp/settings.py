@@ -51,6 +51,18 @@ RECOLLECT_THREADS = env.integer("RECOLLECT_THREADS", 0, low=0, high=1024)  # 0: 
 RECOLLECT_KERNELS = env.choice("RECOLLECT_KERNELS", "auto", ("auto", "amx", "avx512", "avx2", "generic", "numpy"))
 RECOLLECT_PREFIX_CACHE = env.boolean("RECOLLECT_PREFIX_CACHE", True)
 
+# --- the context window -----------------------------------------------------------------------------------------------
+
+# Shares of what a prompt may have: past the first, the oldest turns leave, until the second is reached.
+RECOLLECT_WINDOW_TRIGGER = env.share("RECOLLECT_WINDOW_TRIGGER", 0.85)
+RECOLLECT_WINDOW_TARGET = env.share("RECOLLECT_WINDOW_TARGET", 0.55)
+if RECOLLECT_WINDOW_TARGET >= RECOLLECT_WINDOW_TRIGGER:
+    raise ImproperlyConfigured(
+        f"RECOLLECT_WINDOW_TARGET is {RECOLLECT_WINDOW_TARGET}; legal are shares below RECOLLECT_WINDOW_TRIGGER, "
+        f"which is {RECOLLECT_WINDOW_TRIGGER}"
+    )
+RECOLLECT_RECENT_TOKENS = env.integer("RECOLLECT_RECENT_TOKENS", 2048, low=64, high=1 << 26)
+
 # --- where it listens, and who may come -------------------------------------------------------------------------------
 
 _LOOPBACK_NAMES = ("localhost", "127.0.0.1", "[::1]")

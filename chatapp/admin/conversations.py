@@ -91,7 +91,8 @@ class ConversationAdmin(BigTableAdmin):
     search_help_text = _("Title or name of the owner")
     fields = (
         *("title", "title_source", "owner", ("is_pinned", "is_archived"), "preset", "model_name"),
-        *("system_prompt", "system_prompt_is_public", "sampling", "context_policy", "thinking_in_history"),
+        *("system_prompt", "system_prompt_is_public", "sampling", "context_policy", "recent_tokens"),
+        *("has_recall", "thinking_in_history"),
         *("is_thinking_off", "created_at", "updated_at"),
     )
     readonly_fields = tuple(name for name in fields if name not in ("title", ("is_pinned", "is_archived")))

@@ -38,6 +38,7 @@ class PresetAdmin(ModelAdmin):  # type: ignore[misc]  # unfold is untyped
     autocomplete_fields = ("owner",)
     fields = (
         *("name", "owner", "is_default", "system_prompt", "sampling", "context_policy"),
+        *("recent_tokens", "has_recall"),
         *("thinking_in_history", "is_thinking_off"),
     )
     show_full_result_count = False

@@ -78,6 +78,10 @@ class GenerationNumbers:
     decode_s: float = 0.0
     thinking_s: float = 0.0
     prefix_break: str = ""
+    window_start: UUID | None = None
+    num_outside: int = 0
+    summary_id: UUID | None = None
+    window_limit: int = 0
 
 
 @translated()
@@ -268,7 +272,9 @@ def _conversation_begin(user: User, conversation_id: UUID, text: str, preset_id:
         system_prompt_is_public=preset is not None and preset.owner_id is None,
         model_name=model_catalogue.get(model).name if model else llm.default_model(),
         sampling=preset.sampling if preset else {},
-        context_policy=preset.context_policy if preset else ContextPolicy.FULL,
+        context_policy=preset.context_policy if preset else ContextPolicy.TRUNCATE,
+        recent_tokens=preset.recent_tokens if preset else 0,
+        has_recall=preset.has_recall if preset else True,
         thinking_in_history=preset.thinking_in_history if preset else ThinkingInHistory.TEMPLATE,
         is_thinking_off=preset is not None and preset.is_thinking_off,
         updated_at=timezone.now(),

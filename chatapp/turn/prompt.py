@@ -12,20 +12,35 @@ import secrets
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from datetime import date
+from uuid import UUID
 
+from django.conf import settings
 from django.utils import timezone
 
-from chatapp import llm
-from chatapp.models import Conversation, Message, MessageStatus, Role, ThinkingInHistory
+from chatapp import llm, selectors
+from chatapp.models import ContextPolicy, Conversation, Generation, Message, MessageStatus, Role, ThinkingInHistory
 from chatapp.selectors import HistoryMessage
-from chatapp.turn.context import fit_full
+from chatapp.turn.context import Fit, Rules, fit
 from chatapp.turn.stream import Reply
 
 logger = logging.getLogger(__name__)
 
 REPLACEMENT = "\ufffd"  # what half a character decodes to
 _MAX_HALF_TOKENS = 3  # a character has four bytes at most
+_MIN_MESSAGE_TOKENS = 3  # a header, a word, an end: few templates write less
 _MAX_HELD_BACK = 64  # tokens whose text was not shown yet when a reply was cut off; more than any stop string has
+
+
+@dataclass(frozen=True, slots=True)
+class Window:
+    """What of a path is in a prompt. start: the first message, None for the very first; num_outside: those before it.
+
+    limit: the Rules.limit for which that was decided; 0 for turns of a time that knew no windows.
+    """
+
+    start: UUID | None = None
+    num_outside: int = 0
+    limit: int = 0
 
 
 @dataclass(frozen=True, slots=True)
@@ -50,60 +65,136 @@ class Plan:
     token_ids: tuple[int, ...] | None = ()
     reader: llm.ThinkingReader | None = None
     stripped_span: tuple[int, int] | None = None
+    window: Window = Window()
 
 
 def plan_turn(
-    conversation: Conversation, history: Sequence[HistoryMessage], reply: Message, *, model_before: str = ""
+    conversation: Conversation,
+    history: Sequence[HistoryMessage],
+    reply: Message,
+    *,
+    before: Generation | None = None,
 ) -> Plan:
-    """The prompt of `history` (first message to the question) and, after it, what `reply` holds already.
+    """The prompt of `history` (which ends with the question) and, after it, what `reply` holds already.
 
-    model_before: whose KV it could build on; "": nobody's.
+    before: what the turn goes on from. Of a history that is longer than the window, what past_of() says is enough.
     Blocking, touches no database. Raises WindowFull, Invalid, EngineUnavailable.
     """
     model = model_of(conversation)
     fingerprint = llm.token_fingerprint(model)
     sampling = llm.sampling_params(conversation.sampling)
     text, begun, is_replayed = _begun(reply, model, fingerprint) if reply.text else ("", (), True)
-    replayed = replay(conversation, history)
-    messages = replayed.messages
-
-    def build(messages: Sequence[llm.ChatMessage]) -> llm.Prompt:
-        prompt = llm.build_prompt(
-            messages,
-            model=model,
-            today=first_day(conversation),
-            is_thinking_off=conversation.is_thinking_off,
-        )
-        return llm.extended(prompt, begun) if begun else prompt
-
-    fit = fit_full(
-        messages,
-        build=build,
-        window=llm.window(model),
-        max_tokens=sampling.max_tokens,
-    )
+    past, rules = Past(conversation, history), rules_of(conversation)
+    fitted = past.fit(rules, begun)
+    messages = past.messages_from(fitted.first)
     return Plan(
         conversation=conversation,
         messages=messages,
-        prompt=fit.prompt,
+        prompt=fitted.prompt,
         sampling=replace(
             sampling,
-            max_tokens=fit.max_reply_tokens,
+            max_tokens=fitted.max_reply_tokens,
             seed=secrets.randbits(32) if sampling.seed is None else sampling.seed,
         ),
         is_head_public=has_public_head(conversation),
         token_fingerprint=fingerprint,
         model=model,
-        is_model_changed=model_before not in ("", model),
-        num_reencoded=replayed.num_reencoded,
+        is_model_changed=before is not None and before.model_name != model,
+        num_reencoded=past.num_reencoded,
         text=text,
         # Of marks that were encoded again it cannot be told any more that they are some.
         token_ids=begun
         if llm.decode(begun, model=model) == text and (is_replayed or not reply.thinking_chars)
         else None,
         reader=llm.thinking_reader(model, is_thinking_off=conversation.is_thinking_off),
-        stripped_span=fit.prompt.spans[-2] if len(messages) > 1 and messages[-2].is_stripped else None,
+        stripped_span=fitted.prompt.spans[-2] if len(messages) > 1 and messages[-2].is_stripped else None,
+        window=past.window_from(fitted.first, rules),
     )
+
+
+def rules_of(conversation: Conversation) -> Rules:
+    """How large the prompts of a conversation may be. Blocking. Raises EngineUnavailable, Invalid."""
+    policy = conversation.context_policy
+    recent = conversation.recent_tokens or settings.RECOLLECT_RECENT_TOKENS
+    return Rules(
+        window=llm.window(model_of(conversation)),
+        max_tokens=llm.sampling_params(conversation.sampling).max_tokens,
+        is_cut=policy != ContextPolicy.FULL,
+        trigger=settings.RECOLLECT_WINDOW_TRIGGER,
+        target=settings.RECOLLECT_WINDOW_TARGET,
+        recent_tokens=recent if policy == ContextPolicy.RECENT else 0,
+    )
+
+
+def past_of(conversation: Conversation, leaf: Message, before: Generation | None) -> list[HistoryMessage]:
+    """As much of the path to `leaf` as its prompt can need: from where the window of the turn before began.
+
+    With more room than that turn had, what has left the window may come back; then, and where nothing is known, as many
+    messages are read as could have room. One query. Raises EngineUnavailable, Invalid.
+    """
+    rules = rules_of(conversation)
+    if not rules.is_cut:
+        return selectors.history(conversation, leaf)
+    if before is not None and before.window_limit >= rules.limit:
+        return selectors.history(conversation, leaf, since=before.window_start)
+    return selectors.history(conversation, leaf, limit=rules.room // _MIN_MESSAGE_TOKENS + 2)
+
+
+class Past:
+    """A history as turns, which can be rendered from any of them on. asked: what follows it and is no row.
+
+    num_reencoded: replies whose ids are missing or another tokenizer's. Blocking. Raises EngineUnavailable.
+    """
+
+    def __init__(
+        self, conversation: Conversation, history: Sequence[HistoryMessage], asked: Sequence[llm.ChatMessage] = ()
+    ) -> None:
+        if history[0].role != Role.USER:  # its question has not been read
+            history = history[1:]
+        self._conversation = conversation
+        self._history = history
+        replayed = replay(conversation, history)
+        self.num_reencoded = replayed.num_reencoded
+        self._head = replayed.messages[: len(replayed.messages) - len(history)]
+        self._messages = [*replayed.messages[len(self._head) :], *asked]
+        self._questions = [index for index, message in enumerate(self._messages) if message.role == Role.USER]
+
+    def messages_from(self, turn: int) -> list[llm.ChatMessage]:
+        """What always stays, and everything from this turn on."""
+        return [*self._head, *self._messages[self._questions[turn] :]]
+
+    def fit(self, rules: Rules, begun: Sequence[int] = ()) -> Fit:
+        """The prompt of as many turns as the rules allow, `begun` of the reply behind it.
+
+        Raises WindowFull, Invalid.
+        """
+
+        def build(turn: int) -> tuple[llm.Prompt, list[int]]:
+            prompt = self.prompt_from(turn)
+            offset = len(self._head) - self._questions[turn]
+            starts = [prompt.spans[offset + index][0] for index in self._questions[turn:]]
+            return (llm.extended(prompt, begun) if begun else prompt), starts
+
+        return fit(len(self._questions), build, rules)
+
+    def prompt_from(self, turn: int) -> llm.Prompt:
+        """The prompt of this turn and all behind it, whether it fits or not. Raises Invalid."""
+        return llm.build_prompt(
+            self.messages_from(turn),
+            model=model_of(self._conversation),
+            today=first_day(self._conversation),
+            is_thinking_off=self._conversation.is_thinking_off,
+        )
+
+    def num_outside(self, turn: int) -> int:
+        """How many messages of the path are not in a prompt from this turn on."""
+        index = self._questions[turn]
+        return self._history[0].position + index
+
+    def window_from(self, turn: int, rules: Rules) -> Window:
+        """What of the path a prompt from this turn on holds."""
+        first = self._history[self._questions[turn]]
+        return Window(first.id if first.position else None, self.num_outside(turn), rules.limit)
 
 
 def next_history(plan: Plan, reply: Reply) -> llm.Prompt | None:

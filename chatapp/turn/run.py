@@ -24,7 +24,7 @@ from chatapp.models import Generation, Message, MessageStatus, PrefixBreak, User
 from chatapp.services import turns
 from chatapp.turn import preparation
 from chatapp.turn.live import Live, LiveTurn
-from chatapp.turn.prompt import Plan, plan_turn
+from chatapp.turn.prompt import Plan, past_of, plan_turn
 from chatapp.turn.stream import Publisher, Reply
 from chatapp.turn.writer import Ending, Writer
 
@@ -93,9 +93,9 @@ def _admit(user: User, frame: TurnFrame) -> tuple[turns.TurnRows, Plan | None]:
 
     def check(rows: turns.TurnRows) -> None:
         nonlocal plan
-        history = selectors.history(rows.conversation, rows.user_message)
-        before = selectors.model_before(rows.user_message, rows.assistant_message)
-        plan = plan_turn(rows.conversation, history, rows.assistant_message, model_before=before)
+        before = selectors.generation_before(rows.user_message, rows.assistant_message)
+        history = past_of(rows.conversation, rows.user_message, before)
+        plan = plan_turn(rows.conversation, history, rows.assistant_message, before=before)
 
     return _open_rows(user, frame, check), plan
 
@@ -275,6 +275,9 @@ def _ending(turn: LiveTurn, plan: Plan, reply: Reply, finished: llm.FinishedEven
         decode_s=stats.decode_s,
         thinking_s=reply.thinking_s,
         prefix_break=_prefix_break(plan, stats),
+        window_start=plan.window.start,
+        num_outside=plan.window.num_outside,
+        window_limit=plan.window.limit,
     )
     return Ending(status, error=finished.error, generation=numbers)
 

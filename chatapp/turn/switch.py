@@ -9,8 +9,9 @@ from django.utils.translation import gettext as _
 from django.utils.translation import ngettext
 
 from chatapp import llm, selectors
+from chatapp.errors import WindowFull
 from chatapp.models import Conversation, Message, User
-from chatapp.turn.prompt import first_day, has_public_head, model_of, replay
+from chatapp.turn.prompt import Past, has_public_head, model_of, past_of, rules_of
 
 _QUESTION = llm.ChatMessage("user", "?")  # some templates render nothing that does not end with one
 
@@ -32,18 +33,24 @@ def announce(user: User, conversation: Conversation) -> str:
     generations = selectors.generations_of([leaf.id])
     if leaf.id not in generations or generations[leaf.id].model_name == model:
         return ""
-    replayed = replay(conversation, selectors.history(conversation, leaf))
-    prompt = llm.build_prompt([*replayed.messages, _QUESTION], model=model, today=first_day(conversation))
-    num_tokens = prompt.spans[-2][1]  # up to the end of the last reply
-    window = llm.window(model)
-    names = {"model": model, "num": _number(num_tokens), "window": _number(window)}
-    if num_tokens >= window:
-        return _("The history of %(num)s tokens does not fit the window of %(model)s, which holds %(window)s.") % names
+    past = Past(conversation, past_of(conversation, leaf, generations[leaf.id]), [_QUESTION])
+    try:
+        fitted = past.fit(rules_of(conversation))
+    except WindowFull as error:
+        return _("The history of %(num)s tokens does not fit the window of %(model)s, which holds %(window)s.") % {
+            "model": model,
+            "num": _number(past.prompt_from(0).spans[-2][1]),
+            "window": _number(error.detail["window"]),
+        }
+    prompt = fitted.prompt
+    num_tokens = prompt.spans[-2][1] if len(prompt.spans) > 1 else 0  # up to the end of the last reply
+    names = {"model": model, "num": _number(num_tokens)}
     cached = llm.count_cached(prompt, model=model, user_id=user.pk, is_head_public=has_public_head(conversation))
     return " ".join(
         [
             _what_is_read(names, min(cached, num_tokens), num_tokens),
-            *_what_is_encoded(replayed.num_reencoded),
+            *_what_is_encoded(past.num_reencoded),
+            *_what_is_left_out(past.num_outside(fitted.first)),
             *([_("It is loaded first.")] if llm.status(model).state is not llm.EngineState.READY else []),
         ]
     )
@@ -67,6 +74,19 @@ def _what_is_encoded(num_replies: int) -> list[str]:
             num_replies,
         )
         % {"num": _number(num_replies)}
+    ]
+
+
+def _what_is_left_out(num_messages: int) -> list[str]:
+    if num_messages == 0:
+        return []
+    return [
+        ngettext(
+            "The first %(num)s message does not fit its window and is left out.",
+            "The first %(num)s messages do not fit its window and are left out.",
+            num_messages,
+        )
+        % {"num": _number(num_messages)}
     ]
 
 

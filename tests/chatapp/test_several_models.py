@@ -15,7 +15,7 @@ from django.urls import reverse
 
 from chatapp import llm, wire
 from chatapp.errors import EngineUnavailable, NotFound
-from chatapp.models import Conversation, Generation, Message, PrefixBreak, Preset, User
+from chatapp.models import ContextPolicy, Conversation, Generation, Message, PrefixBreak, Preset, User
 from chatapp.turn import run
 from chatapp.turn.live import Live, LiveTurn
 from chatapp.turn.run import turn_stats
@@ -137,6 +137,11 @@ def test_a_history_that_the_other_model_cannot_hold_is_said(alice: User, client:
     client.force_login(alice)
     turn = first_turn(alice, worker)
     worker.opened_of["qwen3"].max_model_len = 8
+    assert choose(client, turn, "qwen3").json()["cold"] == (
+        "The history of 0 tokens will be read anew by qwen3. 1 reply of another model is encoded again. "
+        "The first 2 messages do not fit its window and are left out."
+    )
+    Conversation.objects.update(context_policy=ContextPolicy.FULL)
     assert choose(client, turn, "qwen3").json()["cold"] == (
         "The history of 11 tokens does not fit the window of qwen3, which holds 8."
     )

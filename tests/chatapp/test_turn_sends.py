@@ -9,7 +9,7 @@ import pytest
 
 from chatapp import llm, wire
 from chatapp.errors import Busy, Conflict, Draining, WindowFull
-from chatapp.models import Conversation, Message, User
+from chatapp.models import ContextPolicy, Conversation, Message, Preset, User
 from chatapp.turn import run, stream
 from chatapp.turn.live import Live
 from tests.chatapp import rows
@@ -45,6 +45,7 @@ async def test_the_same_client_id_with_another_text_is_a_conflict(alice: User, w
 
 
 async def test_what_does_not_fit_is_refused_with_numbers_and_leaves_nothing(alice: User, worker: FakeWorker) -> None:
+    await Preset.objects.acreate(name="All or nothing", is_default=True, context_policy=ContextPolicy.FULL)
     live = Live()
     with pytest.raises(WindowFull) as caught:
         await run.start(live, alice, send("x" * 4000))
