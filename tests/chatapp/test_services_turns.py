@@ -407,5 +407,5 @@ def test_recovery_interrupts_what_was_open_and_keeps_its_text(alice: User) -> No
 
 
 def test_numbers_have_the_columns_of_generation() -> None:
-    columns = {field.name for field in Generation._meta.fields}
-    assert set(NUMBERS.__dataclass_fields__) == columns - {"id", "message", "created_at"}
+    columns = {field.attname for field in Generation._meta.fields}
+    assert set(NUMBERS.__dataclass_fields__) == columns - {"id", "message_id", "created_at"}
