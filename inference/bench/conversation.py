@@ -88,6 +88,7 @@ class Interview:
             num_public_tokens=prompt.num_public_tokens,
             tags=(tag,),
             is_low_retention=is_side_request,
+            is_side=is_side_request,
         )
         num_shared = self._num_shared(prompt.ids)
         seconds, end = _run(engine, request)

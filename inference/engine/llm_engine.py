@@ -39,6 +39,7 @@ from inference.types import (
     FinishReason,
     ModelInfo,
     ProgressEvent,
+    Rank,
     Request,
     Stage,
     TokenEvent,
@@ -152,6 +153,12 @@ class LLMEngine:
         for request_id in list(self._sequences):
             self.cancel(request_id)
 
+    def cancel_side_work(self) -> None:
+        """End every request that is no turn, as cancel() does."""
+        for sequence in list(self._sequences.values()):
+            if sequence.rank != Rank.TURN:
+                self.cancel(sequence.request_id)
+
     def idle(self) -> float | None:
         """Do a little of what can wait, a few milliseconds; only when there is no work.
 
@@ -173,6 +180,11 @@ class LLMEngine:
         """Whether step() has anything to compute or to report."""
         return bool(self._sequences or self._events)
 
+    @property
+    def has_urgent_work(self) -> bool:
+        """Whether a turn is among it, or something to report."""
+        return bool(self._events) or any(each.rank == Rank.TURN for each in self._sequences.values())
+
     def step(self) -> list[Event]:
         """Run one forward pass over what is due and return what has happened since the last call."""
         return [*self.schedule_step(), *self.run_step()]
@@ -185,6 +197,8 @@ class LLMEngine:
         self._batch = self._scheduler.schedule(self.clock(), has_company=has_company)
         self._has_company = has_company
         self._report_queue()
+        for sequence in self._scheduler.given_up:
+            self._finish(sequence, FinishReason.CANCELLED)
         for sequence in self._scheduler.admitted:
             self._report(sequence, num_done=sequence.num_computed, num_total=sequence.num_tokens)
             if sequence.kept_logits is not None:
@@ -296,7 +310,7 @@ class LLMEngine:
         num_read = sum(chunk.num_tokens for chunk in self._batch if chunk.sequence.stage == Stage.READING)
         if num_read:
             is_short = self._has_company or any(
-                chunk.sequence.stage == Stage.WRITING or chunk.sequence.request.is_prefill_only for chunk in self._batch
+                chunk.sequence.stage == Stage.WRITING or chunk.sequence.rank != Rank.TURN for chunk in self._batch
             )
             self._pace.record(num_read, seconds, is_beside=is_short)
             if num_read == sum(chunk.num_tokens for chunk in self._batch):
@@ -308,7 +322,7 @@ class LLMEngine:
         if is_sound and sequence.num_tokens == sequence.num_prompt_tokens and sequence.kept_logits is None:
             self.cache.keep_logits(sequence.table, sequence.token_ids, logits)
         sequence.kept_logits = None
-        if not sequence.request.is_prefill_only:
+        if sequence.rank != Rank.PREFILL_ONLY:
             self._take_token(sequence, logits)
         elif is_sound:
             self._finish(sequence, FinishReason.PREFILLED)
@@ -350,7 +364,7 @@ class LLMEngine:
             sequence.last_token_at = self.clock()  # it has waited until now
         token_ids, text = sequence.reply.finish()
         stats = sequence.stats()
-        self._stats.record(stats, is_prefill_only=sequence.request.is_prefill_only)
+        self._stats.record(stats, sequence.rank)
         self._refresh_cache_stats()
         self._events.append(FinishedEvent(sequence.request_id, reason, stats, text, error, token_ids))
 

@@ -131,6 +131,9 @@ class ModelHub:
             leavers = choose_leavers(self._turns, self.used_bytes + need - self.max_bytes)
             if any(leaver.is_busy for leaver in leavers):
                 self._leaving = frozenset(leaver.name for leaver in leavers)
+                for leaver in leavers:
+                    if leaver.engine is not None:  # nobody waits for a place until a title is written
+                        leaver.engine.cancel_side_work()
             else:
                 for leaver in leavers:
                     self._remove(leaver)
@@ -164,18 +167,18 @@ class ModelHub:
             self._remove(slot)
 
     def next_busy(self) -> Slot | None:
-        """Whose turn it is to compute a step: of the models with work, the one that has waited longest."""
-        for slot in self._turns:
-            if slot.is_busy:
-                self._turns.remove(slot)
-                self._turns.append(slot)
-                return slot
-        return None
+        """Whose turn it is to compute a step: of those that work, the model that has waited longest."""
+        slot = next(iter(self.working), None)
+        if slot is not None:
+            self._turns.remove(slot)
+            self._turns.append(slot)
+        return slot
 
     @property
-    def num_busy(self) -> int:
-        """Models with work."""
-        return sum(slot.is_busy for slot in self._turns)
+    def working(self) -> list[Slot]:
+        """The models that compute by turns. What can wait, waits until no other model has anything else to do."""
+        busy = [slot for slot in self._turns if slot.is_busy]
+        return [slot for slot in busy if slot.engine is not None and slot.engine.has_urgent_work] or busy
 
     def idle(self) -> float | None:
         """Let the ready models do a little of what can wait. In how many seconds there is more; None: none for now."""

@@ -19,7 +19,7 @@ from inference.engine.pace import PrefillPace, even_part
 from inference.engine.sequence import Chunk, Sequence
 from inference.errors import QueueFull
 from inference.kvcache.prefix_cache import PrefixCache
-from inference.types import Stage
+from inference.types import Rank, Stage
 
 
 class Scheduler:
@@ -27,15 +27,17 @@ class Scheduler:
 
     A preempted sequence keeps its place in that order, so it is admitted before all that came after it. One that would
     compute what a running one is about to publish waits for it; when that ends early, it computes the rest itself.
-    Those that only prefill run alone: they give way at once to everybody else, and resume with a hit.
+    Side requests wait while a turn waits or reads, run one at a time, beside turns that write, and are given up when
+    there is no room for them. Those that only prefill run alone. Both give way at once, and resume with a hit.
     """
 
     def __init__(self, config: EngineConfig, cache: PrefixCache, pace: PrefillPace) -> None:
         self.waiting: list[Sequence] = []
         self.running: list[Sequence] = []
         self.admitted: list[Sequence] = []  # by the last schedule()
+        self.given_up: list[Sequence] = []  # by the last schedule(): to be finished
         self.num_preemptions = 0
-        self.num_yields = 0  # of sequences that only prefill
+        self.num_yields = 0  # of sequences that are no turns
         self.num_relookups = 0  # second look-ups, of those that were preempted or have yielded
         self.num_relookup_tokens = 0
         self.num_relookup_tokens_hit = 0
@@ -46,25 +48,23 @@ class Scheduler:
     def add(self, sequence: Sequence) -> None:
         """Queue a sequence. Raises QueueFull when max_waiting would wait even with every running place taken.
 
-        Those that only prefill are counted apart, and as many may wait as may run: they take nobody's place.
+        Each rank is counted apart. Those that are no turns take nobody's place: as many may wait as turns may run.
         """
-        is_prefill_only = sequence.request.is_prefill_only
-        num_equal = sum(each.request.is_prefill_only == is_prefill_only for each in self.waiting + self.running)
+        num_equal = sum(each.rank == sequence.rank for each in self.waiting + self.running)
         max_running, max_waiting = self._config.max_running, self._config.max_waiting
-        if num_equal >= max_running + (0 if is_prefill_only else max_waiting):
+        if num_equal >= max_running + (max_waiting if sequence.rank == Rank.TURN else 0):
             raise QueueFull(num_waiting=len(self.waiting), max_waiting=max_waiting)
         insort(self.waiting, sequence, key=_order)
 
     def schedule(self, now: float, *, has_company: bool = False) -> list[Chunk]:
         """The chunks of the next step: decoding first, then prefill, newcomers included; last come guesses.
 
-        All within max_batch_tokens, prefill within the pace. Empty only when nothing is alive. Admits and preempts; the
-        chunks count as computed when the caller says so.
+        All within max_batch_tokens, prefill within the pace. Empty only when nothing is alive, or all that is has been
+        given up. Admits and preempts; the chunks count as computed when the caller says so.
         """
-        self.admitted = []
-        is_urgent = any(not each.request.is_prefill_only for each in self.waiting + self.running)
-        if is_urgent:
-            self._yield()
+        self.admitted, self.given_up = [], []
+        self._yield()
+        has_turns = self._has_turns
         budget = self._config.max_batch_tokens
         chunks: list[Chunk] = []
         decoding = [sequence for sequence in self.running if sequence.num_pending == 1]
@@ -72,11 +72,10 @@ class Scheduler:
             if sequence.stage != Stage.QUEUED and self._can_grow(sequence):  # queued: preempted a moment ago
                 chunks.append(Chunk(sequence, 1))
         num_decoding, budget = len(chunks), budget - len(chunks)
-        is_beside = has_company or not is_urgent or any(chunk.sequence.stage == Stage.WRITING for chunk in chunks)
+        is_beside = has_company or not has_turns or any(chunk.sequence.stage == Stage.WRITING for chunk in chunks)
         budget = min(budget, self._pace.num_tokens(is_beside=is_beside))
         if budget > 0:
-            while (newcomer := self._next_to_admit(is_urgent=is_urgent)) is not None and self._admit(newcomer, now):
-                pass
+            self._admit_all(now)
             served = {chunk.sequence.request_id for chunk in chunks}
             reading = [each for each in self.running if each.num_pending and each.request_id not in served]
             chunks += _shared_chunks(reading, budget)
@@ -95,12 +94,35 @@ class Scheduler:
             self.waiting.remove(sequence)
         return True
 
-    def _next_to_admit(self, *, is_urgent: bool) -> Sequence | None:
-        """The first of the queue that has a place and need not wait for what another is computing."""
-        if len(self.running) >= (self._config.max_running if is_urgent else 1):
-            return None
-        candidates = (each for each in self.waiting if not (is_urgent and each.request.is_prefill_only))
-        return next((each for each in candidates if not self._has_leader(each)), None)
+    @property
+    def _has_turns(self) -> bool:
+        return any(each.rank == Rank.TURN for each in self.waiting + self.running)
+
+    @property
+    def _is_urgent(self) -> bool:
+        """Whether a turn waits or reads."""
+        return any(each.rank == Rank.TURN and each.stage != Stage.WRITING for each in self.waiting + self.running)
+
+    def _admit_all(self, now: float) -> None:
+        """Start whoever has a place and need not wait for what another is computing, in order, as far as there is room.
+
+        A side request without room is given up: waiting for it would be for what it must not take.
+        """
+        for sequence in self.waiting.copy():
+            if self._has_place(sequence) and not self._has_leader(sequence) and not self._admit(sequence, now):
+                if sequence.rank != Rank.SIDE:
+                    return
+                self.given_up.append(sequence)
+
+    def _has_place(self, sequence: Sequence) -> bool:
+        match sequence.rank:
+            case Rank.TURN:
+                return len(self.running) < self._config.max_running
+            case Rank.SIDE:
+                are_turns = all(each.rank == Rank.TURN for each in self.running)
+                return are_turns and len(self.running) < self._config.max_running and not self._is_urgent
+            case Rank.PREFILL_ONLY:
+                return not self.running and not self._has_turns
 
     def _has_leader(self, sequence: Sequence) -> bool:
         """Whether a running sequence is about to publish the next block that this one wants."""
@@ -142,9 +164,15 @@ class Scheduler:
         return True
 
     def _with_drafts(self, chunks: list[Chunk], budget: int) -> list[Chunk]:
-        """Decoding chunks with guesses, in equal shares, where blocks are free: nobody gives way for a guess."""
-        share = min(budget, self._config.max_draft_tokens) // max(len(chunks), 1)
-        return [self._with_draft(chunk, share) for chunk in chunks] if share > 0 else chunks
+        """Decoding chunks with guesses, in equal shares, where blocks are free: nobody gives way for a guess.
+
+        Beside turns, a side request gets none: it has time.
+        """
+        num_turns = sum(chunk.sequence.rank == Rank.TURN for chunk in chunks) or len(chunks)  # they come first
+        share = min(budget, self._config.max_draft_tokens) // max(num_turns, 1)
+        if share == 0:
+            return chunks
+        return [self._with_draft(chunk, share) for chunk in chunks[:num_turns]] + chunks[num_turns:]
 
     def _with_draft(self, chunk: Chunk, share: int) -> Chunk:
         sequence = chunk.sequence
@@ -155,8 +183,9 @@ class Scheduler:
         return Chunk(sequence, 1, draft)
 
     def _yield(self) -> None:
-        """Whoever only prefills gives its place and its blocks back; what it has computed is cached."""
-        for sequence in [each for each in self.running if each.request.is_prefill_only]:
+        """Whoever is no turn gives its place and its blocks back when a turn is due; what it has computed is cached."""
+        is_due = {Rank.SIDE: self._is_urgent, Rank.PREFILL_ONLY: self._has_turns}
+        for sequence in [each for each in self.running if is_due.get(each.rank)]:
             self.num_yields += 1
             self._put_back(sequence)
 
@@ -190,5 +219,5 @@ def _shared_chunks(reading: list[Sequence], budget: int) -> list[Chunk]:
     return chunks
 
 
-def _order(sequence: Sequence) -> tuple[bool, int, int]:
+def _order(sequence: Sequence) -> tuple[Rank, int, int]:
     return sequence.order

@@ -10,7 +10,7 @@ from inference.engine.prompt_lookup import PromptLookup
 from inference.engine.reply import Reply
 from inference.kvcache.block_table import UNTAGGED, BlockTable, Reuse
 from inference.sampler.sampler import Sampler
-from inference.types import F32, I32, Request, RequestStats, Stage
+from inference.types import F32, I32, Rank, Request, RequestStats, Stage
 
 
 class Sequence:
@@ -28,7 +28,8 @@ class Sequence:
         self.reply = reply
         self.lookup = PromptLookup()
         # Lower runs first; the last of the running is preempted first.
-        self.order = (request.is_prefill_only, request.priority, arrival)
+        self.rank = request.rank
+        self.order = (self.rank, request.priority, arrival)
         self.num_prompt_tokens = len(request.prompt_ids)
         self.num_tokens = self.num_prompt_tokens
         self.num_computed = 0
@@ -40,6 +41,8 @@ class Sequence:
             num_public_tokens=min(request.num_public_tokens, self.num_prompt_tokens),
             tags=set(request.tags) or {UNTAGGED},
             is_low_retention=request.is_low_retention,
+            num_lasting_tokens=request.num_lasting_tokens,
+            is_gentle=self.rank == Rank.SIDE,
         )
         self.stage = Stage.QUEUED
         self.position = -1  # in the queue, as last reported

@@ -6,7 +6,7 @@ from collections import deque
 from typing import Any
 
 from inference.kvcache.prefix_cache import PrefixCache
-from inference.types import CacheStats, EngineStats, HitCounts, RequestStats
+from inference.types import CacheStats, EngineStats, HitCounts, Rank, RequestStats
 
 NUM_RECENT = 1000  # requests of the window over which recent hit ratios are taken
 
@@ -73,7 +73,8 @@ class StatsRecorder:
         self._hits = HitRecorder(cache.block_size)
         self._prefill_tokens, self._prefill_s = 0, 0.0
         # The counts of CacheStats that come from here.
-        self._cache_counts = {"num_exact_repeats": 0, "num_prefill_only": 0, "num_prefill_only_tokens": 0}
+        names = ("exact_repeats", "side", "side_tokens", "prefill_only", "prefill_only_tokens")
+        self._cache_counts = {f"num_{name}": 0 for name in names}
         self._prefill_saved_s = 0.0
         self.refresh_cache(num_relookups=0, num_relookup_tokens=0, num_relookup_tokens_hit=0)
         self.refresh(num_running=0, num_waiting=0, num_preemptions=0, num_yields=0)
@@ -83,12 +84,13 @@ class StatsRecorder:
         self._prefill_tokens += num_tokens
         self._prefill_s += seconds
 
-    def record(self, stats: RequestStats, *, is_prefill_only: bool = False) -> None:
-        """Count a finished request."""
+    def record(self, stats: RequestStats, rank: Rank = Rank.TURN) -> None:
+        """Count a finished request. Those that are no turns are counted apart: their hits would flatter the ratios."""
         counts = self._cache_counts
-        if is_prefill_only:
-            counts["num_prefill_only"] += 1
-            counts["num_prefill_only_tokens"] += stats.num_computed
+        if rank != Rank.TURN:
+            kind = "side" if rank == Rank.SIDE else "prefill_only"
+            counts[f"num_{kind}"] += 1
+            counts[f"num_{kind}_tokens"] += stats.num_computed + stats.num_generated
             return
         num_reused = stats.num_reused_ram + stats.num_reused_disk
         counts["num_exact_repeats"] += num_reused > 0 and stats.num_computed == 0

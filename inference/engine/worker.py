@@ -29,6 +29,7 @@ from inference.types import (
     FinishedEvent,
     FinishReason,
     ProgressEvent,
+    Rank,
     Request,
     RequestStats,
     Stage,
@@ -51,7 +52,7 @@ class LoadFn(Protocol):
 class _Accepted:
     slot: Slot
     on_event: EventFn
-    is_prefill_only: bool
+    rank: Rank
 
 
 class Worker:
@@ -146,7 +147,7 @@ class Worker:
         """Hand a request for a model over. Raises EngineStopped, QueueFull, what open() raises, and, when the model is
         loaded, PromptTooLong and ValueError; later these end the request.
 
-        A request that only prefills is refused with EngineStopped unless the model is loaded, and takes nobody's place.
+        A request that is no turn is refused with EngineStopped unless the model is loaded, and takes nobody's place.
         on_event is called on the worker thread, in order, FinishedEvent exactly once and last. It must not block. If it
         raises, the request is cancelled.
         """
@@ -158,14 +159,14 @@ class Worker:
                 slot.engine.check_request(request)
             if request.request_id in self._accepted:
                 raise ValueError(f"request {request.request_id} is in the engine already")
-            is_prefill_only = request.is_prefill_only
-            if is_prefill_only and slot.engine is None:
+            is_turn = request.rank == Rank.TURN
+            if not is_turn and slot.engine is None:
                 raise EngineStopped(f"{name} is not loaded")
-            num_live = sum(each.is_prefill_only == is_prefill_only for each in self._accepted.values())
-            max_running, max_waiting = opened.config.max_running, 0 if is_prefill_only else opened.config.max_waiting
+            num_live = sum(each.rank == request.rank for each in self._accepted.values())
+            max_running, max_waiting = opened.config.max_running, opened.config.max_waiting if is_turn else 0
             if num_live >= max_running + max_waiting:
                 raise QueueFull(num_waiting=max(0, num_live - max_running), max_waiting=max_waiting)
-            self._accepted[request.request_id] = _Accepted(slot, on_event, is_prefill_only)
+            self._accepted[request.request_id] = _Accepted(slot, on_event, request.rank)
             submitted_at = self._clock() if slot.engine is None else slot.engine.clock()
             self._commands.put(partial(self._take, opened, slot, request, submitted_at))
 
@@ -232,7 +233,7 @@ class Worker:
         problem = "the engine thread has ended unexpectedly"
         try:
             while not self._is_stopping:
-                self._run_commands(wait_s=0.0 if self._hub.num_busy else self._hub.idle())
+                self._run_commands(wait_s=0.0 if self._hub.working else self._hub.idle())
                 self._step()
             self._run_commands(wait_s=0.0)
             self._cancel_all()
@@ -261,7 +262,7 @@ class Worker:
         engine = slot.engine
         slot.used_at = self._clock()
         try:
-            self._deliver(engine.schedule_step(has_company=self._hub.num_busy > 1))
+            self._deliver(engine.schedule_step(has_company=len(self._hub.working) > 1))
             events = engine.run_step()
         except Exception as error:
             logger.exception("a step of %s has failed", slot.name)
@@ -306,7 +307,7 @@ class Worker:
         if self._hub.takes_requests(slot):
             self._add(slot, request, submitted_at)
             return
-        if request.is_prefill_only:  # the model is about to leave
+        if request.rank != Rank.TURN:  # the model is about to leave
             self._deliver([_end_of(request.request_id, "")])
             return
         slot.held[request.request_id] = (request, submitted_at)

@@ -7,8 +7,9 @@ thread: one owner of the pool calls it. Every operation is O(1) per block, but f
 from __future__ import annotations
 
 from collections import OrderedDict
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from enum import IntEnum
+from itertools import takewhile
 
 import numpy as np
 
@@ -77,6 +78,22 @@ class BlockPool:
     @property
     def num_used(self) -> int:
         return self.num_blocks - self.num_available
+
+    def num_expendable(self, besides: Collection[int] = ()) -> int:
+        """How many blocks the next allocations take before any of what is protected or was released in FRESH_S.
+
+        At least so many: public ones are left out, for on a stale one may hang what somebody looks at. On a private one
+        hangs nothing that was released later than itself. besides: not counted. O(number of these blocks).
+        """
+        stale = self._clock() - FRESH_S
+        num = len(self._empty)
+        for owner, lists in self._idle.items():
+            num += sum(block_id not in besides for block_id in lists.get(Retention.LOW, ()))
+            if owner:
+                released = lists.get(Retention.NORMAL, _Idle()).items()
+                old = takewhile(lambda item: item[1][1] <= stale, released)
+                num += sum(block_id not in besides for block_id, _ in old)
+        return num
 
     @property
     def oldest_idle_s(self) -> float:

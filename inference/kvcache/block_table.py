@@ -22,11 +22,17 @@ class BlockTable:
     num_public_tokens: int = 0
     tags: set[str] = field(default_factory=lambda: {UNTAGGED})
     is_low_retention: bool = False
+    num_lasting_tokens: int = 0  # of low retention: so many tokens at the head are kept like anybody's
+    is_gentle: bool = False  # takes only blocks that are empty or expendable
     block_ids: list[int] = field(default_factory=list)
     keys: list[bytes] = field(default_factory=list)  # of the full blocks, as far as they have been asked for
     num_hit_blocks: int = 0  # leading blocks that were found in memory at the last allocation
     num_published: int = 0  # leading blocks that are cached under their key
     can_publish: bool = False
+
+    def is_side(self, num_tokens: int) -> bool:
+        """Whether a block that ends behind so many tokens is one of low retention."""
+        return self.is_low_retention and num_tokens > self.num_lasting_tokens
 
 
 @dataclass(frozen=True, slots=True)

@@ -13,7 +13,7 @@ from __future__ import annotations
 
 import time
 from collections import OrderedDict
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Collection, Iterable
 from dataclasses import dataclass, field
 
 import numpy as np
@@ -82,9 +82,10 @@ class PrefixCache:
     def allocate(self, table: BlockTable, token_ids: I32, *, num_spare: int = 0) -> Reuse | None:
         """Give an empty table blocks for all of token_ids (T,), cached ones where possible.
 
-        None, and nothing changed, when the pool would keep less than num_spare blocks for others. Looking up,
-        referencing the hits and allocating the rest is one step: in any other order an allocation could evict its own
-        hits. What lies on disk is read into the new blocks, and published last.
+        None, and nothing changed, when the pool would keep less than num_spare blocks for others, or a gentle table
+        would take what somebody may soon want. Looking up, referencing the hits and allocating the rest is one step: in
+        any other order an allocation could evict its own hits. What lies on disk is read into the new blocks, and
+        published last.
         """
         assert not table.block_ids, "the table holds blocks already"
         self._reclassify(self._hints.expire() + self._hints.take_out(table.tags))
@@ -94,7 +95,7 @@ class PrefixCache:
         num_new = self.num_blocks_for(len(token_ids)) - num_hits
         num_idle_hits = sum(1 for block_id in match.block_ids if ref_count[block_id] == 0)
         num_left = self.pool.num_available - num_idle_hits - num_spare - num_new
-        if num_left < 0:
+        if num_left < 0 or not self._has_expendable(table, num_new, {*match.block_ids, match.source}):
             return None
         for i, block_id in enumerate(match.block_ids):
             self._share(table, i, block_id)
@@ -130,7 +131,7 @@ class PrefixCache:
     def grow(self, table: BlockTable, num_tokens: int) -> bool:
         """Make room for num_tokens in all; False, and nothing changed, when the pool has no block left."""
         num_missing = self.num_blocks_for(num_tokens) - len(table.block_ids)
-        if num_missing > self.pool.num_available:
+        if num_missing > self.pool.num_available or not self._has_expendable(table, num_missing):
             return False
         if num_missing > 0:
             table.block_ids += self._take_new(num_missing)
@@ -354,7 +355,7 @@ class PrefixCache:
         if i > 0 and self.blocks.find(place.parent) != table.block_ids[i - 1]:
             return
         for child_id in self.blocks.siblings(place):
-            is_kept_as_long = table.is_low_retention or not self.blocks.is_side[child_id]
+            is_kept_as_long = table.is_side(num_computed) or not self.blocks.is_side[child_id]
             if is_kept_as_long and num_common(self.blocks.rows(child_id), rows) == len(rows):
                 return
         self._register(table, i, b"", place, rows)
@@ -364,21 +365,22 @@ class PrefixCache:
     def _register(self, table: BlockTable, i: int, key: bytes, place: Place, rows: I32) -> None:
         """Make block i of the table findable; forget the partly filled blocks that it contains whole."""
         block_id = table.block_ids[i]
+        is_side = table.is_side(i * self.block_size + len(rows))
         for child_id in self.blocks.siblings(place):
             num_rows = int(self.blocks.num_rows[child_id])
-            is_kept_as_long = self.blocks.is_side[child_id] or not table.is_low_retention
+            is_kept_as_long = self.blocks.is_side[child_id] or not is_side
             is_contained = num_rows < self.block_size and num_common(self.blocks.rows(child_id), rows) == num_rows
             if is_contained and is_kept_as_long:
                 self._forget(child_id)
         tags = table.tags if place.owner else ()
-        self.blocks.add(block_id, key, place, rows, tags, is_side=table.is_low_retention)
+        self.blocks.add(block_id, key, place, rows, tags, is_side=is_side)
         self.pool.retain(block_id, self._retention(block_id), place.owner)
         self._gone.pop(key, None)
 
     def _share(self, table: BlockTable, i: int, block_id: int) -> None:
         """Reference a cached block as block i of the table. It now belongs to this owner as well."""
         self.pool.touch([block_id])
-        if self.blocks.is_side[block_id] and not table.is_low_retention:
+        if self.blocks.is_side[block_id] and not table.is_side((i + 1) * self.block_size):
             self.blocks.is_side[block_id] = False
             if self._saver is not None:
                 self._saver.note(block_id)
@@ -400,6 +402,10 @@ class PrefixCache:
         return self._hints.retention_of(self.blocks.tags[block_id])
 
     # --- letting go ---------------------------------------------------------------------------------------------------
+
+    def _has_expendable(self, table: BlockTable, num: int, besides: Collection[int] = ()) -> bool:
+        """Whether a table may take num new blocks, as far as its manners go. besides: those that it will hold."""
+        return not table.is_gentle or num <= self.pool.num_expendable(besides)
 
     def _take_new(self, num: int) -> list[int]:
         block_ids = self.pool.allocate(num)

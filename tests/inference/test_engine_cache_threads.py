@@ -49,6 +49,7 @@ class Client(threading.Thread):
             tags=(rng.choice("xy"),),
             max_tokens=rng.randint(1, 8),
             is_prefill_only=rng.random() < 0.3,
+            is_side=rng.random() < 0.3,
         )
         events: SimpleQueue = SimpleQueue()
         try:

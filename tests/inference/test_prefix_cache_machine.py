@@ -7,6 +7,7 @@ from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
 
+from inference.kvcache.block_pool import Retention
 from inference.kvcache.block_table import BlockTable
 from tests.inference.cache_world import ROOT, CacheWorld, P
 from tests.inference.fakes import markers_of
@@ -32,6 +33,7 @@ class CacheMachine(RuleBasedStateMachine):
         self.cache = self.world.cache
         self.live: list[Live] = []
         self.owners: dict[int, object] = {}  # of the cached blocks
+        self.lasting: set[int] = set()  # before the last allocation
 
     @rule(
         ids=PROMPTS,
@@ -39,22 +41,27 @@ class CacheMachine(RuleBasedStateMachine):
         num_public_tokens=st.sampled_from([0, 3, 4, 8]),
         tag=st.sampled_from(["x", "y", ""]),
         is_low=st.booleans(),
+        num_lasting_tokens=st.integers(0, 9),
+        is_gentle=st.booleans(),
         num_spare=st.integers(0, 2),
     )
-    def admit(self, ids, salt, num_public_tokens, tag, is_low, num_spare):
+    def admit(self, ids, salt, num_public_tokens, tag, is_low, num_lasting_tokens, is_gentle, num_spare):
         num_public = min(num_public_tokens, len(ids))
         ids = [3] * num_public + ids[num_public:]  # the public head is the same for all, as a system prompt is
-        table = BlockTable(salt, num_public, {tag}, is_low)
+        table = BlockTable(salt, num_public, {tag}, is_low, num_lasting_tokens, is_gentle)
         hits, expected = self.expected_reuse(table, ids)
         pool = self.cache.pool
         num_wanted = -(-len(ids) // P) - sum(int(pool.ref_count[b] > 0) for b in hits)
         num_left = pool.num_available - num_wanted - num_spare
+        self.lasting = self.lasting_blocks()
         order = list(pool.idle_blocks())
         reuse = self.cache.allocate(table, np.array(ids, np.int32), num_spare=num_spare)
-        if num_left < 0:
+        if num_left < 0 or reuse is None:
             assert reuse is None
+            assert num_left < 0 or is_gentle
             assert list(pool.idle_blocks()) == order
             return
+        self.see_manners(table)
         assert table.block_ids[: len(hits)] == hits
         assert reuse is not None
         num_reused = reuse.num_tokens
@@ -81,8 +88,11 @@ class CacheMachine(RuleBasedStateMachine):
     def grow(self, data, token_id):
         live = data.draw(st.sampled_from(self.live))
         has_room = len(live.ids) % P or self.cache.pool.num_available
-        assert self.cache.grow(live.table, len(live.ids) + 1) == bool(has_room)
-        if has_room:
+        self.lasting = self.lasting_blocks()
+        has_grown = self.cache.grow(live.table, len(live.ids) + 1)
+        assert has_grown == bool(has_room) or (live.table.is_gentle and not has_grown)
+        self.see_manners(live.table)
+        if has_grown:
             live.ids = [*live.ids, token_id]
         self.forget_owners()
 
@@ -138,6 +148,14 @@ class CacheMachine(RuleBasedStateMachine):
             self.cache.release(live.table, np.array(live.ids, np.int32), live.num_computed)
         self.cache.check_integrity()
         assert self.cache.pool.num_used == 0
+
+    def lasting_blocks(self) -> set[int]:
+        """Cached blocks that a gentle table must leave alone: nothing gets old here."""
+        return {b for b in self.owners if self.cache.pool.retention[b] == Retention.NORMAL}
+
+    def see_manners(self, table: BlockTable) -> None:
+        if table.is_gentle:
+            assert all(b in self.cache.blocks for b in self.lasting), "a gentle table has pushed something out"
 
     def learn_owners(self, table: BlockTable, block_ids: list[int]) -> None:
         for i, block_id in enumerate(block_ids):
