@@ -126,7 +126,7 @@ def test_preset_with_sampling_that_the_engine_would_refuse_is_refused(
 
 def test_preset_is_made(staff: Client) -> None:
     values = {"name": "Cool", "sampling": '{"temperature": 0.2, "stop": ["END"]}', "context_policy": "full"}
-    values |= {"thinking_in_history": "keep", "is_thinking_off": "on"}
+    values |= {"recent_tokens": "0", "thinking_in_history": "keep", "is_thinking_off": "on"}
     assert staff.post(_url("preset_add"), values).status_code == 302
     preset = Preset.objects.get()
     assert preset.sampling == {"temperature": 0.2, "stop": ["END"]}
