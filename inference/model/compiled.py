@@ -10,7 +10,7 @@ import hashlib
 import logging
 import math
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass
 from functools import cache
 from itertools import groupby
@@ -23,9 +23,10 @@ from inference.formats.architectures import expected_shapes
 from inference.formats.base import ModelFile
 from inference.kernels.blas import num_cores
 from inference.kernels.jit import elementwise
+from inference.kernels.jit.compile_ahead import CompilingFailed, compile_ahead, is_compiled
 from inference.kernels.jit.cpu import choose_tier
 from inference.kernels.jit.forward import compile_parts, compile_pass
-from inference.kernels.jit.kernel_cache import default_root, folder_of, has_compiled, keep_compiled
+from inference.kernels.jit.kernel_cache import default_root, folder_of, keep_compiled
 from inference.kernels.jit.linear import LinearKernels
 from inference.kernels.jit.linear_check import check
 from inference.kernels.jit.packing import PackedMatrix, pack
@@ -55,25 +56,39 @@ class PassCode:
     folder: Path | None
 
 
-def pass_code(kernel_cache: str, on_progress: Callable[[float], None]) -> PassCode:
-    """Compiled, piece by piece, or taken from the cache: once a process."""
+def pass_code(kernel_cache: str, tier: str, forms: Collection[Form], on_progress: Callable[[float], None]) -> PassCode:
+    """Taken from the cache, which a process of its own fills first where something is missing. on_progress is called
+    when there is something to compile. forms: of the model's weights."""
     root = Path(kernel_cache) if kernel_cache else default_root()
-    if not has_compiled(root):
+    problem = _keep(root)
+    if problem:
+        _compile_here(f"compiled kernels are not kept, every start takes longer: {problem}", on_progress)
+    elif not is_compiled(root, tier, forms):
         logger.info("compiling the kernels: this takes up to a minute, once")
-        for fraction in compile_parts():
-            on_progress(fraction)
-    return _linked(root)
+        try:
+            compile_ahead(root, tier, forms, on_progress)
+        except CompilingFailed as error:
+            _compile_here(f"the kernels are compiled here, which takes more memory: {error}", on_progress)
+    return PassCode(_linked(root), None if problem else folder_of(root))
+
+
+_keep = cache(keep_compiled)
+
+
+def _compile_here(why: str, on_progress: Callable[[float], None]) -> None:
+    """The parts of a pass, which _linked() then finds compiled."""
+    logger.warning(why)
+    for fraction in compile_parts():
+        on_progress(fraction)
 
 
 @cache
-def _linked(root: Path) -> PassCode:
-    problem = keep_compiled(root)
-    if problem:
-        logger.warning("compiled kernels are not kept, every start takes longer: %s", problem)
+def _linked(root: Path) -> int:
+    """The address of a pass, once a process."""
     started_at = time.perf_counter()
     address = compile_pass()
-    logger.info("the kernels are ready after %.1f s", time.perf_counter() - started_at)
-    return PassCode(address, None if problem else folder_of(root))
+    logger.info("the kernels in %s are ready after %.1f s", root, time.perf_counter() - started_at)
+    return address
 
 
 class PackedTensors:
@@ -119,12 +134,14 @@ class CompiledDecoder:
             compiled_share = COMPILING_SHARE
             on_progress(COMPILING_SHARE * fraction)
 
-        code = pass_code(kernel_cache, report_compiling)
+        shapes = expected_shapes(self.config)
+        forms = {model_file.matrix(name).form for name, shape in shapes.items() if len(shape) == 2}
+        code = pass_code(kernel_cache, tier, forms, report_compiling)
         self._linear = LinearKernels(choose_tier(tier), folder=code.folder)
         self.kernel_tier = self._linear.tier.name
         self._rope = rope_tables(self.config, max_model_len or self.config.max_position_embeddings)
         self._layers = Layers(self.config.num_hidden_layers)
-        self.num_parameters = sum(math.prod(shape) for shape in expected_shapes(self.config).values())
+        self.num_parameters = sum(math.prod(shape) for shape in shapes.values())
         self.weight_bytes = 0
         self._forms: set[Form] = set()
         constants = self._read(

@@ -15,7 +15,7 @@ from typing import Any, TypeVar, cast
 
 import llvmlite
 import numba
-from numba import cfunc, njit
+from numba import cfunc, njit, types
 from numba.core import config
 from numba.extending import intrinsic
 
@@ -32,7 +32,7 @@ def kernel(function: F) -> F:
 
 
 def entry(function: F) -> F:
-    """A kernel that Python calls; its code, with that of all that it calls, is kept."""
+    """A kernel that Python calls, with integers; its code, with that of all that it calls, is kept."""
     dispatcher = njit(nogil=True, error_model="numpy")(function)
     _entries.append(dispatcher)
     return cast(F, dispatcher)
@@ -71,9 +71,10 @@ def folder_of(root: Path) -> Path:
     return root / DIGEST
 
 
-def has_compiled(root: Path) -> bool:
-    """Whether an earlier process has kept its kernels there."""
-    return any(folder_of(root).rglob("*.nbc"))
+def source_times() -> list[tuple[str, int, int]]:
+    """Name, time and size of the files that hold entries: Numba compiles anew when one of them was touched."""
+    paths = sorted({Path(dispatcher.py_func.__code__.co_filename) for dispatcher in _entries})
+    return [(path.name, path.stat().st_mtime_ns, path.stat().st_size) for path in paths]
 
 
 def keep_compiled(root: Path) -> str:
@@ -91,6 +92,12 @@ def keep_compiled(root: Path) -> str:
         _kept_in(folder, dispatcher.enable_caching)
     _folders.append(folder)
     return ""
+
+
+def compile_entries() -> None:
+    """Compiles what Python calls, so that it is kept before the first call; all arguments are integers."""
+    for dispatcher in _entries:
+        dispatcher.compile((types.int64,) * dispatcher.py_func.__code__.co_argcount)
 
 
 def _kept_in(folder: Path, make: Callable[[], T]) -> T:

@@ -86,6 +86,11 @@ class LinearKernels:
             self._codes[form] = MachineCode(lambda: self._build(form), names, self.target, self._kept(form))
         return self._codes[form]
 
+    def is_kept(self, form: Form | None) -> bool:
+        """Whether code() would find it in the folder."""
+        kept = self._kept(form)
+        return kept is not None and kept.is_file()
+
     def _build(self, form: Form | None) -> ir.Module:
         module = ir.Module(name="linear")
         if form is None:

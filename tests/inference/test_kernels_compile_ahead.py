@@ -1,0 +1,62 @@
+"""Kernels are compiled in a process of their own, which leaves them in a folder and tells how far it is."""
+
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+
+import pytest
+
+from inference.kernels.jit import compile_ahead as room
+from inference.kernels.jit.compile_ahead import CompilingFailed, compile_ahead, is_compiled
+from inference.kernels.jit.kernel_cache import folder_of
+from inference.kernels.quantized import FloatForm, IntegerForm
+
+FORMS = (FloatForm("f16"), IntegerForm("u4", 32, "f16", has_minimum=True))
+
+
+@pytest.fixture
+def root(tmp_path: Path) -> Path:
+    """A folder that claims to hold the pass, so that only products are left to compile."""
+    mark = room._mark(tmp_path)
+    mark.parent.mkdir(parents=True)
+    mark.touch()
+    return tmp_path
+
+
+def test_the_child_leaves_products_in_the_folder(root: Path) -> None:
+    assert not is_compiled(root, "generic", FORMS[:1])
+    seen: list[float] = []
+    compile_ahead(root, "generic", FORMS[:1], seen.append)
+    assert seen == sorted(seen)
+    assert seen[-1] == 1
+    assert is_compiled(root, "generic", FORMS[:1])
+    assert not is_compiled(root, "generic", FORMS), "a form that was not asked for"
+    assert len(list(folder_of(root).glob("linear-*.o"))) == 2  # of the form, and of activations
+    room._mark(root).unlink()
+    assert not is_compiled(root, "generic", FORMS[:1]), "the pass was never finished"
+
+
+def test_a_child_that_fails_says_why(root: Path) -> None:
+    with pytest.raises(CompilingFailed, match=r"status 1: .*'no such tier'"):
+        compile_ahead(root, "no such tier", FORMS[:1], lambda fraction: None)
+
+
+@pytest.mark.parametrize("program", ["/bin/false", "/bin/true"])
+def test_a_child_that_reads_nothing_is_no_surprise(root: Path, program: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """/bin/true reports success without having done anything: what is missing is compiled where it is needed."""
+    monkeypatch.setattr(sys, "executable", program)
+    if program == "/bin/true":
+        compile_ahead(root, "generic", FORMS[:1], lambda fraction: None)
+    else:
+        with pytest.raises(CompilingFailed, match="status 1: it said nothing"):
+            compile_ahead(root, "generic", FORMS[:1], lambda fraction: None)
+
+
+def test_whoever_gives_up_leaves_no_child_behind(root: Path) -> None:
+    def give_up(fraction: float) -> None:
+        raise KeyboardInterrupt
+
+    with pytest.raises(KeyboardInterrupt):
+        compile_ahead(root, "generic", FORMS, give_up)  # waits for the child, which it has killed
+    assert not is_compiled(root, "generic", FORMS)
