@@ -17,6 +17,7 @@ import tokenizers
 
 from inference.errors import ModelFileError
 from inference.formats.base import TokenizerSpec
+from inference.formats.gguf_metadata import BYTE_TOKEN
 from inference.tokenizer.gguf_vocabulary import SPACE_MARK
 from inference.tokenizer.span_cache import SpanCache
 from inference.tokenizer.vocabulary import ControlToken, Vocabulary, byte_alphabet, read_vocabulary
@@ -137,7 +138,7 @@ def _byte_table(vocabulary: Vocabulary, vocab_size: int) -> list[bytes]:
     table = [b""] * vocab_size
     for token_id, text in vocabulary.texts.items():
         if not vocabulary.is_byte_level:
-            is_byte = len(text) == 6 and text.startswith("<0x") and text.endswith(">")
+            is_byte = BYTE_TOKEN.fullmatch(text) is not None
             table[token_id] = bytes((int(text[3:5], 16),)) if is_byte else text.replace(SPACE_MARK, " ").encode()
         elif all(char in alphabet for char in text):
             table[token_id] = bytes(map(alphabet.__getitem__, text))

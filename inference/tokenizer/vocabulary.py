@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import json
 import re
+from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import Any
 
@@ -60,7 +61,7 @@ def read_vocabulary(spec: TokenizerSpec) -> Vocabulary:
     description = _parse(spec) if spec.tokenizer_json else describe(spec)
     try:
         return _separate(spec, description)
-    except (KeyError, TypeError, AttributeError) as error:  # a tokenizer.json of another shape
+    except (KeyError, TypeError, AttributeError, ValueError) as error:  # a tokenizer.json of another shape
         raise ModelFileError(spec.source, f"malformed ({type(error).__name__}: {error})", field="tokenizer") from error
 
 
@@ -82,10 +83,8 @@ def _separate(spec: TokenizerSpec, description: dict[str, Any]) -> Vocabulary:
     """Take the control tokens out of the description, so that no text whatever can be encoded into one."""
     model = description["model"]
     vocab: dict[str, int] = dict(model["vocab"])
-    added = {int(token["id"]): token for token in description.get("added_tokens") or []}
-    for token_id in [*vocab.values(), *added]:
-        if not 0 <= token_id < spec.vocab_size:
-            raise ModelFileError(spec.source, f"token id {token_id}, the embedding has {spec.vocab_size} rows")
+    added = {token["id"]: token for token in description.get("added_tokens") or []}
+    _check_tokens(spec, [*vocab.items(), *((token["content"], token_id) for token_id, token in added.items())])
     texts = {token_id: text for text, token_id in vocab.items()}
     is_byte_level, strips_leading_space = _decoder_kind(spec, description.get("decoder"))
     if is_byte_level or (model.get("byte_fallback") and all(f"<0x{byte:02X}>" in vocab for byte in range(256))):
@@ -106,7 +105,7 @@ def _separate(spec: TokenizerSpec, description: dict[str, Any]) -> Vocabulary:
     gone = {control.text for control in controls}
     plain = [token for token_id, token in added.items() if token["content"] not in gone]
     # The library numbers added tokens anew unless the vocabulary knows them.
-    vocab |= {token["content"]: int(token["id"]) for token in plain}
+    vocab |= {token["content"]: token["id"] for token in plain}
     parts = (merge.split(" ", 1) if isinstance(merge, str) else merge for merge in model["merges"])
     kept = [[left, right] for left, right in parts if not gone & {left, right, left + right}]
     description = {
@@ -125,12 +124,24 @@ def _separate(spec: TokenizerSpec, description: dict[str, Any]) -> Vocabulary:
     return Vocabulary(
         description=description,
         controls=tuple(sorted(controls, key=lambda control: control.token_id)),
-        added_texts={int(token["id"]): token["content"] for token in plain},
+        added_texts={token["id"]: token["content"] for token in plain},
         texts=texts,
         is_byte_level=is_byte_level,
         strips_leading_space=strips_leading_space,
         text_prefix=" " if not spec.tokenizer_json and spec.model == "llama" and spec.has_space_prefix else "",
     )
+
+
+def _check_tokens(spec: TokenizerSpec, tokens: Iterable[tuple[object, object]]) -> None:
+    """Each is a text that can be written, and the number of a row."""
+    for text, token_id in tokens:
+        if type(token_id) is not int:  # True and 1.0 would do as keys, and be found elsewhere
+            problem = f"token id {str(token_id)[:40]!r} of {str(text)[:40]!r}, an integer is expected"
+            raise ModelFileError(spec.source, problem, field="tokenizer")
+        if not 0 <= token_id < spec.vocab_size:
+            raise ModelFileError(spec.source, f"token id {token_id}, the embedding has {spec.vocab_size} rows")
+        if not isinstance(text, str) or any("\ud800" <= char <= "\udfff" for char in text):
+            raise ModelFileError(spec.source, f"token {token_id} is {str(text)[:40]!r}, no text", field="tokenizer")
 
 
 def _full(token: dict[str, Any]) -> dict[str, Any]:

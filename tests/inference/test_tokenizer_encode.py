@@ -106,7 +106,15 @@ def test_an_unknown_pre_tokenizer_is_refused_with_the_known_ones(pre: str) -> No
         {"model": {"type": "BPE", "vocab": {"a": 99_999}, "merges": []}},
         {"model": {"type": "BPE", "vocab": {"a": 0}, "merges": ["a b"]}},
         {"model": {"type": "BPE"}},
+        {"model": {"type": "BPE", "vocab": {"a": 1.0}, "merges": []}},
+        {"model": {"type": "BPE", "vocab": {"a": True}, "merges": []}},
+        {"model": {"type": "BPE", "vocab": {"\ud800": 0}, "merges": []}},
+        {"model": {"type": "BPE", "vocab": ["a"], "merges": []}},
+        {"model": {"type": "BPE", "vocab": {"a": 0}, "merges": ["a"]}},
         {"added_tokens": [{"id": 0}]},
+        {"added_tokens": [{"id": "one", "content": "a", "special": True}]},
+        {"added_tokens": [{"id": 1.5, "content": "a", "special": True}]},
+        {"added_tokens": [{"id": 1, "content": "\udfff", "special": True}]},
         {"decoder": {"type": "CTC"}},
         {"decoder": None},
         {"pre_tokenizer": {"type": "Nonsense"}},
@@ -115,6 +123,16 @@ def test_an_unknown_pre_tokenizer_is_refused_with_the_known_ones(pre: str) -> No
 def test_a_broken_tokenizer_json_is_refused(damage: dict[str, Any]) -> None:
     with pytest.raises(ModelFileError):
         Tokenizer(json_spec({**tiny.tiny_tokenizer_json(), **damage}))
+
+
+def test_what_only_looks_like_a_byte_token_is_text() -> None:
+    """Without a byte-level alphabet, <0x41> is the byte 0x41; <0xZZ> and <0x+1> are what somebody calls a token."""
+    description = tiny.tiny_tokenizer_json()
+    vocab = {"<0x41>": 0, "<0xZZ>": 1, "<0x+1>": 2, "a": 3}
+    steps = [{"type": "ByteFallback"}, {"type": "Fuse"}]
+    description |= {"decoder": {"type": "Sequence", "decoders": steps}, "pre_tokenizer": None, "added_tokens": []}
+    description["model"] = {"type": "BPE", "vocab": vocab, "merges": [], "unk_token": None}
+    assert Tokenizer(json_spec(description)).decode([0, 1, 2, 3]) == "A<0xZZ><0x+1>a"
 
 
 def test_text_that_is_no_json_is_refused() -> None:
