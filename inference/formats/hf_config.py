@@ -28,9 +28,18 @@ DEFAULTS: dict[str, dict[str, Any]] = {
         "tie_word_embeddings": True,
     },
     "gemma3": {"num_attention_heads": 8, "num_key_value_heads": 4, "vocab_size": 262_208},
-    "qwen3": {"head_dim": 128},
-    "qwen3_vl": {"head_dim": 128, "rope_theta": 500_000.0},
-    "smollm3": {"rope_theta": 2_000_000.0, "no_rope_layer_interval": 4, "tie_word_embeddings": True},
+    "mistral": {"max_position_embeddings": 131_072, "num_key_value_heads": 8, "sliding_window": 4096},
+    "phi3": {"max_position_embeddings": 4096, "rms_norm_eps": 1e-5},
+    "qwen2": {"max_position_embeddings": 32_768, "sliding_window": 4096},
+    "qwen3": {"head_dim": 128, "max_position_embeddings": 32_768, "sliding_window": 4096},
+    "qwen3_moe": {"max_position_embeddings": 32_768, "sliding_window": 4096},
+    "qwen3_vl": {"head_dim": 128, "max_position_embeddings": 128_000, "rope_theta": 500_000.0},
+    "smollm3": {
+        "max_position_embeddings": 32_768,
+        "no_rope_layer_interval": 4,
+        "rope_theta": 2_000_000.0,
+        "tie_word_embeddings": True,
+    },
 }
 DEFAULTS["gemma3"] |= DEFAULTS["gemma3_text"]
 ALWAYS_SLIDING = ("gemma3", "gemma3_text", "mistral", "phi3")  # use the window whenever there is one

@@ -123,13 +123,23 @@ def check_block_size(kernels: str, block_size: int) -> None:
 
 
 def estimate_weight_bytes(model_file: ModelFile, kernels: str = "auto") -> int:
-    """Memory that the weights will take once they are loaded. Looks at the headers only."""
+    """Memory that the weights will take once they are loaded. Looks at the headers only.
+
+    Raises UnsupportedModelError for a matrix that those kernels cannot hold.
+    """
     shapes = expected_shapes(model_file.config)
     if choose_kernels(kernels) == "numpy":
         return WEIGHT_BYTES * sum(math.prod(shape) for shape in shapes.values())
     from inference.kernels.jit.packing import packed_bytes
 
-    return sum(packed_bytes(model_file.matrix(name)) for name, shape in shapes.items() if len(shape) == 2)
+    num_bytes = 0
+    for name in (name for name, shape in shapes.items() if len(shape) == 2):
+        try:
+            num_bytes += packed_bytes(model_file.matrix(name))
+        except ValueError as error:
+            problem = f"{error}; the numpy kernels take any"
+            raise UnsupportedModelError(model_file.path, problem, field=name) from error
+    return num_bytes
 
 
 def estimate_kv_bytes(config: ModelConfig, kernels: str = "auto") -> int:

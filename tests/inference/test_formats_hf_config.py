@@ -20,6 +20,7 @@ BASE: dict[str, Any] = {
     "intermediate_size": 96,
     "num_hidden_layers": 6,
     "num_attention_heads": 4,
+    "num_key_value_heads": 2,
     "max_position_embeddings": 4096,
 }
 
@@ -61,6 +62,33 @@ def test_both_ways_of_writing_rotary_parameters_are_read_alike(
     model_type: str, old: dict[str, Any], new: dict[str, Any]
 ) -> None:
     assert config(model_type, **old) == config(model_type, **new)
+
+
+@pytest.mark.parametrize(
+    ("model_type", "changes", "expected"),
+    [
+        ("llama", {}, {"max_position_embeddings": 2048, "rms_norm_eps": 1e-6, "num_key_value_heads": 8}),
+        ("mistral", {}, {"max_position_embeddings": 131_072, "num_key_value_heads": 8, "sliding_window": 4096}),
+        ("mistral", {"sliding_window": None}, {"sliding_window": 0}),
+        ("phi3", {}, {"max_position_embeddings": 4096, "rms_norm_eps": 1e-5, "sliding_window": 0}),
+        ("qwen2", {}, {"max_position_embeddings": 32_768, "sliding_window": 0}),
+        ("qwen2", {"use_sliding_window": True, "max_window_layers": 2}, {"sliding_window": 4096}),
+        ("qwen3", {}, {"max_position_embeddings": 32_768, "head_dim": 128}),
+        ("qwen3", {"use_sliding_window": True, "max_window_layers": 2}, {"sliding_window": 4096}),
+        ("qwen3_moe", {"use_sliding_window": True}, {"max_position_embeddings": 32_768, "sliding_window": 4096}),
+        ("qwen3_vl", {}, {"max_position_embeddings": 128_000, "rope_theta": 5e5}),
+        ("smollm3", {}, {"max_position_embeddings": 32_768, "tie_word_embeddings": True}),
+        ("gemma3_text", {}, {"max_position_embeddings": 131_072, "sliding_window": 4096, "head_dim": 256}),
+    ],
+)
+def test_what_a_file_leaves_out_is_what_the_family_takes(
+    model_type: str, changes: dict[str, Any], expected: dict[str, Any]
+) -> None:
+    """As the configuration classes of transformers 5.24 have it."""
+    left_out = ("max_position_embeddings", "num_key_value_heads")
+    raw = {key: value for key, value in BASE.items() if key not in left_out} | {"num_attention_heads": 8}
+    found = read_config(PATH, raw | {"model_type": model_type} | changes, {})
+    assert {name: getattr(found, name) for name in expected} == expected
 
 
 def kinds(pattern: str) -> tuple[str, ...]:

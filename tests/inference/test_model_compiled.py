@@ -16,12 +16,14 @@ from hypothesis import strategies as st
 
 from inference.config import EngineConfig
 from inference.engine.opened_model import open_model
-from inference.errors import KernelsUnavailable
+from inference.errors import KernelsUnavailable, UnsupportedModelError
 from inference.formats.model_file import open_model_file
+from inference.inspection import inspect_model
 from inference.kernels.jit.cpu import available_tiers
 from inference.model.compiled import CompiledDecoder
 from inference.model.registry import choose_kernels, estimate_kv_bytes, estimate_weight_bytes, load_model
 from tests.conftest import ROOT
+from tests.inference import tiny_models as tiny
 from tests.inference.q15_model import oracle_logits
 from tests.inference.random_model import RandomModelFile, make_batch, small_config
 from tests.inference.row_invariance import BLOCK_SIZE, FIXTURES, check, logits_in_company, whole_logits
@@ -185,6 +187,24 @@ def test_estimates_are_what_loading_takes(name: str, kernels: str) -> None:
     assert estimate_kv_bytes(model_file.config, kernels) == model.new_kv(1, BLOCK_SIZE).bytes_per_token
 
 
+def test_a_width_that_the_kernels_cannot_hold_is_refused_with_the_tensor_before_loading(tmp_path: Path) -> None:
+    """No model that is published has an odd one."""
+    width = tiny.FFN + 1
+    made = np.random.default_rng(0)
+    weights = tiny.weights(made)
+    for name in weights:
+        if ".mlp." in name:
+            shape = (tiny.HIDDEN, width) if "down" in name else (width, tiny.HIDDEN)
+            weights[name] = made.standard_normal(shape, np.float32)
+    path = tiny.write_directory(tmp_path, weights, config=tiny.tiny_config() | {"intermediate_size": width})
+    with pytest.raises(UnsupportedModelError, match=f"a matrix of {width} columns") as caught:
+        open_model(path, EngineConfig())
+    assert caught.value.field == "model.layers.0.mlp.down_proj.weight"
+    assert f"a matrix of {width} columns" in inspect_model(path).problem
+    assert inspect_model(path, kernels="numpy").can_run
+    assert open_model(path, EngineConfig(kernels="numpy")).weight_bytes > 0
+
+
 def test_models_come_and_go_while_their_threads_are_late() -> None:
     """A thread that comes to a pass when it is over, and its model gone, finds memory that is still there."""
     model_file, tokens = open_model_file(BY_NAME["qwen3_moe"]), np.arange(5)
@@ -206,17 +226,18 @@ from inference.model.registry import load_model
 logging.basicConfig(level=logging.INFO, format="%(message)s")
 seen = []
 model_file = open_model_file(Path(sys.argv[1]))
+sys.executable = sys.argv[3]
 load_model(model_file, kernel_cache=sys.argv[2], num_threads=1, on_progress=seen.append)
 assert seen == sorted(seen) and seen[-1] == 1.0, seen
 print(sum(fraction < 0.8 for fraction in seen))
 """
 
 
-def start(folder: Path) -> tuple[str, int]:
+def start(folder: Path, compiler: str = sys.executable) -> tuple[str, int]:
     """What a process says that loads a model with compiled kernels in that folder, and how many steps it reports before
-    four fifths."""
+    four fifths. compiler: the interpreter of the process that compiles."""
     done = subprocess.run(
-        [sys.executable, "-c", FIRST_AND_SECOND_START, str(BY_NAME["llama"]), str(folder)],
+        [sys.executable, "-c", FIRST_AND_SECOND_START, str(BY_NAME["llama"]), str(folder), compiler],
         cwd=ROOT,
         check=True,
         capture_output=True,
@@ -235,6 +256,13 @@ def test_the_first_start_says_that_it_compiles_and_the_second_does_not_have_to(t
     said, _ = start(tmp_path / "kernels")
     assert "compiling" not in said
     assert "are not kept" not in said
+
+
+@pytest.mark.slow
+def test_where_no_process_can_be_had_the_kernels_are_compiled_here(tmp_path: Path) -> None:
+    said, num_steps = start(tmp_path / "kernels", compiler="/bin/false")
+    assert "compiled here, which takes more memory: the process that compiles them ended with status 1" in said
+    assert num_steps >= 7
 
 
 @pytest.mark.slow

@@ -57,8 +57,16 @@ def panel_bytes(form: Form, num_inner: int) -> int:
 
 
 def packed_bytes(matrix: WeightMatrix) -> int:
-    """Bytes that the matrix takes, packed by itself."""
+    """Bytes that the matrix takes, packed by itself. Raises ValueError as pack() does."""
+    check_columns(matrix.form, matrix.num_inner)
     return -(-matrix.num_rows // PANEL) * panel_bytes(matrix.form, matrix.num_inner)
+
+
+def check_columns(form: Form, num_inner: int) -> None:
+    """Raises ValueError for a K that the layout cannot hold."""
+    step = K_STEP if isinstance(form, FloatForm) else STEP
+    if num_inner % step or not num_inner:
+        raise ValueError(f"a matrix of {num_inner} columns, compiled kernels need a multiple of {step} for {form}")
 
 
 def pack(parts: Sequence[WeightMatrix], kernels: LinearKernels) -> PackedMatrix:
@@ -68,9 +76,7 @@ def pack(parts: Sequence[WeightMatrix], kernels: LinearKernels) -> PackedMatrix:
     """
     form, num_inner = parts[0].form, parts[0].num_inner
     assert all(part.form == form and part.num_inner == num_inner for part in parts)
-    step = K_STEP if isinstance(form, FloatForm) else STEP
-    if num_inner % step or not num_inner:
-        raise ValueError(f"a matrix of {num_inner} columns, {form} needs a multiple of {step}")
+    check_columns(form, num_inner)
     num_rows = sum(part.num_rows for part in parts)
     num_panels = -(-num_rows // PANEL)
     size = panel_bytes(form, num_inner)
