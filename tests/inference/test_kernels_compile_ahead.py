@@ -2,14 +2,16 @@
 
 from __future__ import annotations
 
+import os
 import sys
+import time
 from pathlib import Path
 
 import pytest
 
 from inference.kernels.jit import compile_ahead as room
 from inference.kernels.jit.compile_ahead import CompilingFailed, compile_ahead, is_compiled
-from inference.kernels.jit.kernel_cache import folder_of
+from inference.kernels.jit.kernel_cache import UNUSED_S, folder_of
 from inference.kernels.quantized import FloatForm, IntegerForm
 
 FORMS = (FloatForm("f16"), IntegerForm("u4", 32, "f16", has_minimum=True))
@@ -51,6 +53,17 @@ def test_a_child_that_reads_nothing_is_no_surprise(root: Path, program: str, mon
     else:
         with pytest.raises(CompilingFailed, match="status 1: it said nothing"):
             compile_ahead(root, "generic", FORMS[:1], lambda fraction: None)
+
+
+def test_folders_of_other_versions_go_when_nobody_has_used_them_for_a_week(root: Path) -> None:
+    """Two versions may run side by side: neither takes away what the other is compiling."""
+    for name, age_s in (("running", 0), ("left", UNUSED_S + 60)):
+        (root / name).mkdir()
+        os.utime(root / name, (time.time() - age_s,) * 2)
+    os.utime(folder_of(root), (0, 0))
+    compile_ahead(root, "generic", (), lambda fraction: None)
+    assert {path.name for path in root.iterdir()} == {"running", folder_of(root).name}
+    assert time.time() - folder_of(root).stat().st_mtime < UNUSED_S
 
 
 def test_whoever_gives_up_leaves_no_child_behind(root: Path) -> None:

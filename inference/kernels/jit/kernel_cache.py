@@ -7,8 +7,10 @@ files of this room and the compiler's version: another text never meets old mach
 from __future__ import annotations
 
 import hashlib
+import os
 import shutil
 import tempfile
+import time
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any, TypeVar, cast
@@ -21,6 +23,8 @@ from numba.extending import intrinsic
 
 F = TypeVar("F", bound=Callable[..., Any])
 T = TypeVar("T")
+
+UNUSED_S = 7 * 86_400  # after so long without a start, what a version has compiled is removed
 
 _folders: list[Path] = []  # the last one keeps what is compiled
 _entries: list[Any] = []  # dispatchers of what is kept; filled while modules are imported
@@ -72,9 +76,9 @@ def folder_of(root: Path) -> Path:
 
 
 def source_times() -> list[tuple[str, int, int]]:
-    """Name, time and size of the files that hold entries: Numba compiles anew when one of them was touched."""
+    """Place, time and size of the files that hold entries: Numba compiles anew when one was moved or touched."""
     paths = sorted({Path(dispatcher.py_func.__code__.co_filename) for dispatcher in _entries})
-    return [(path.name, path.stat().st_mtime_ns, path.stat().st_size) for path in paths]
+    return [(str(path), path.stat().st_mtime_ns, path.stat().st_size) for path in paths]
 
 
 def keep_compiled(root: Path) -> str:
@@ -82,9 +86,10 @@ def keep_compiled(root: Path) -> str:
     folder = folder_of(root)
     try:
         folder.mkdir(parents=True, exist_ok=True)
-        for other in root.iterdir():  # of other versions of this program
-            if other != folder and other.is_dir():
-                shutil.rmtree(other)
+        os.utime(folder)
+        for other in root.iterdir():  # of other versions of this program; one may be running, or come back
+            if other != folder and other.is_dir() and time.time() - other.stat().st_mtime > UNUSED_S:
+                shutil.rmtree(other, ignore_errors=True)
         tempfile.TemporaryFile(dir=folder).close()
     except OSError as error:
         return f"{folder} can not be written ({error.strerror})"
