@@ -345,6 +345,24 @@ class Summary(models.Model):
         return gettext("%(num)s messages") % {"num": self.num_messages}
 
 
+class SearchEntry(models.Model):
+    """Under which words a message is found. keys: see search.py; ASCII words, between blanks.
+
+    The index itself is made by the migration: a table of FTS5 on SQLite, kept by triggers, GIN on PostgreSQL. (SQLite
+    drops triggers when a migration changes the columns of this table: make them anew there.)
+    """
+
+    message = models.OneToOneField(Message, models.CASCADE, related_name="search_entry", verbose_name=_("message"))
+    keys = models.TextField(_("keys"))
+
+    class Meta:
+        verbose_name = _("search entry")
+        verbose_name_plural = _("search entries")
+
+    def __str__(self) -> str:
+        return str(self.message_id)
+
+
 class PrefixBreak(models.TextChoices):
     """Why less of a prompt was reused than an earlier one had left behind."""
 

@@ -13,11 +13,11 @@ from uuid import UUID
 
 from django.contrib.auth.hashers import UNUSABLE_PASSWORD_PREFIX
 from django.db import connection
-from django.db.models import Q, QuerySet
+from django.db.models import Expression, Q, QuerySet
 from django.utils.translation import gettext as _
 
 from chatapp.errors import Invalid, NotFound
-from chatapp.models import OPEN_STATUSES, Conversation, Generation, Message, Preset, Role, User, unpack_ids
+from chatapp.models import OPEN_STATUSES, Conversation, Generation, Message, Preset, Role, TurnContext, User, unpack_ids
 from chatapp.storage import translated
 from chatapp.text import storable
 
@@ -28,6 +28,7 @@ _TRANSCRIPT_COLUMNS = (
 )
 _EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
 _WHOLE_PATH = 1 << 31
+_WITH_CONTEXT = f"LEFT JOIN {TurnContext._meta.db_table} c ON c.message_id = m.id"
 # The owner whom a terminal made before the first visit: no password yet, and nobody has ever been logged in.
 UNCLAIMED_OWNER = Q(is_owner=True, password__startswith=UNUSABLE_PASSWORD_PREFIX, last_login__isnull=True)
 
@@ -76,6 +77,7 @@ class HistoryMessage(NamedTuple):
     token_fingerprint: str
     thinking_chars: int
     thinking_tokens: int
+    context: str | None  # what was put in front of it when it was sent
 
     @property
     def ids(self) -> tuple[int, ...] | None:
@@ -129,16 +131,25 @@ def message_get(user: User, conversation_id: UUID, message_id: UUID) -> Message:
 
 @translated()
 def conversation_list(
-    user: User, *, cursor: str = "", query: str = "", limit: int = 50, is_archived: bool = False
+    user: User,
+    *,
+    cursor: str = "",
+    query: str = "",
+    found: Expression | None = None,
+    limit: int = 50,
+    is_archived: bool = False,
 ) -> ConversationPage:
-    """A page of this person's conversations, with `query` in the title if given. Raises Invalid for a bad cursor."""
+    """A page of this person's conversations; with a query those that have it in the title, and those that are `found`.
+
+    found: their ids, as search.conversations_with makes them. Raises Invalid for a bad cursor.
+    """
     rows = Conversation.objects.filter(owner=user, is_archived=is_archived).only(*_LIST_COLUMNS)
     if words := storable(query).strip():
-        rows = rows.filter(title__icontains=words)
+        rows = rows.filter(Q(title__icontains=words) | (Q(id__in=found) if found is not None else Q()))
     if cursor:
         rows = rows.filter(_is_below(cursor))
-    found = list(rows.order_by("-is_pinned", "-updated_at", "-id")[: limit + 1])
-    return ConversationPage(found[:limit], _cursor_of(found[limit - 1]) if len(found) > limit else "")
+    page = list(rows.order_by("-is_pinned", "-updated_at", "-id")[: limit + 1])
+    return ConversationPage(page[:limit], _cursor_of(page[limit - 1]) if len(page) > limit else "")
 
 
 @translated()
@@ -206,9 +217,23 @@ def history(
     """
     assert leaf.conversation_id == conversation.id
     parameters = [_key(leaf.id), *([] if since is None else [_key(since)]), limit]
+    columns = (*(f"m.{name}" for name in HistoryMessage._fields[:-1]), "c.text")
     with connection.cursor() as cursor:
-        cursor.execute(_path_query(HistoryMessage._fields, is_bounded=since is not None), parameters)
+        cursor.execute(_path_query(columns, _WITH_CONTEXT, is_bounded=since is not None), parameters)
         return [HistoryMessage(_uuid(row[0]), *row[1:]) for row in cursor.fetchall()]
+
+
+@translated()
+def path_ids(leaf: Message, ids: Collection[UUID], *, below: int) -> set[UUID]:
+    """Which of these messages of the conversation lie on the path to `leaf`; all are at positions below `below`."""
+    if not ids:
+        return set()
+    rows = Message.objects.filter(conversation_id=leaf.conversation_id, position__lt=below)
+    if rows.count() == below:  # no branches so far up
+        return set(ids)
+    with connection.cursor() as cursor:
+        cursor.execute(_path_query(("m.id",)), [_key(leaf.id), _WHOLE_PATH])
+        return set(ids).intersection(_uuid(row[0]) for row in cursor.fetchall())
 
 
 @translated()
@@ -238,12 +263,13 @@ def _path(leaf_id: UUID | None, *, columns: tuple[str, ...], limit: int) -> list
     """`leaf_id` and what lies above it, at most `limit` messages, top to bottom, with these columns loaded."""
     if leaf_id is None:
         return []
-    return list(Message.objects.raw(_path_query(columns), [_key(leaf_id), limit]))
+    query = _path_query(tuple(f"m.{name}" for name in columns))
+    return list(Message.objects.raw(query, [_key(leaf_id), limit]))
 
 
-def _path_query(columns: tuple[str, ...], *, is_bounded: bool = False) -> str:
-    """SQL for a leaf and what lies above it, top to bottom. Parameters: the leaf's key, if it is bounded that of the
-    message with which it begins, how many messages at most.
+def _path_query(columns: tuple[str, ...], joined: str = "", *, is_bounded: bool = False) -> str:
+    """SQL for a leaf and what lies above it, messages `m`, top to bottom. Parameters: the leaf's key, if it is bounded
+    that of the message with which it begins, how many messages at most.
 
     The database walks from parent to parent, so the cost depends on the limit and not on how large the tree is. (A
     whole path of 1,248 takes 11 ms on SQLite and 10 on PostgreSQL, as instances; reading the tree to walk it here takes
@@ -258,7 +284,7 @@ def _path_query(columns: tuple[str, ...], *, is_bounded: bool = False) -> str:
             JOIN {table} m ON m.id = path.parent_id AND m.position = path.position - 1
             WHERE {"path.id <> %s AND " if is_bounded else ""}path.num < %s
         )
-        SELECT {", ".join(f"m.{name}" for name in columns)} FROM path JOIN {table} m ON m.id = path.id
+        SELECT {", ".join(columns)} FROM path JOIN {table} m ON m.id = path.id {joined}
         ORDER BY m.position
     """  # noqa: S608 -- no part of it comes from outside
 

@@ -15,7 +15,7 @@ from django.db import transaction
 from django.utils import timezone
 from django.utils.translation import gettext as _
 
-from chatapp import llm, model_catalogue, selectors
+from chatapp import llm, model_catalogue, search, selectors
 from chatapp.errors import Conflict, Invalid
 from chatapp.models import (
     OPEN_STATUSES,
@@ -27,6 +27,7 @@ from chatapp.models import (
     Role,
     ThinkingInHistory,
     TitleSource,
+    TurnContext,
     User,
     pack_ids,
 )
@@ -186,6 +187,11 @@ def continue_open(*, user: User, conversation_id: UUID, message_id: UUID, check:
         return _checked(TurnRows(conversation, reply.parent, reply, thinking_s=thinking_s), check)
 
 
+def context_add(question: Message, *, text: str, sources: Sequence[UUID]) -> None:
+    """What is put in front of a question from now on. Inside the transaction that stores the question."""
+    TurnContext.objects.create(message=question, text=text, sources=[str(source) for source in sources])
+
+
 @translated()
 def turn_progress(*, message_id: UUID, status: MessageStatus) -> bool:
     """The turn reached another stage. False: it had been closed (or deleted) before."""
@@ -237,6 +243,9 @@ def turn_close(
             finished_at=timezone.now(),
             **_written(text, token_ids, token_fingerprint, thinking),
         )
+        if is_first:
+            reply = Message.objects.select_related("conversation").get(id=message_id)
+            search.index(reply, owner_id=reply.conversation.owner_id)
         if is_first and generation is not None:
             Generation.objects.create(message_id=message_id, **asdict(generation))
         return is_first
@@ -317,6 +326,7 @@ def _open_reply(conversation: Conversation, question: Message, client_id: UUID |
     _refuse_while_open(conversation)
     if question._state.adding:
         question.save(force_insert=True)
+        search.index(question, owner_id=conversation.owner_id)
     reply = Message(
         conversation=conversation,
         parent=question,

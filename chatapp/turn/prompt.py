@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import logging
 import secrets
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from datetime import date
 from uuid import UUID
@@ -19,14 +19,18 @@ from django.utils import timezone
 
 from chatapp import llm, selectors
 from chatapp.models import ContextPolicy, Conversation, Generation, Message, MessageStatus, Role, ThinkingInHistory
+from chatapp.search import Hit
 from chatapp.selectors import HistoryMessage
 from chatapp.turn.context import Fit, Rules, fit
+from chatapp.turn.recall import Recalled, quote
 from chatapp.turn.stream import Reply
+from chatapp.words import telling_words
 
 logger = logging.getLogger(__name__)
 
 REPLACEMENT = "\ufffd"  # what half a character decodes to
 _MAX_HALF_TOKENS = 3  # a character has four bytes at most
+_MAX_SEAM_TOKENS = 8  # two texts together may have more tokens than each by itself
 _MIN_MESSAGE_TOKENS = 3  # a header, a word, an end: few templates write less
 _MAX_HELD_BACK = 64  # tokens whose text was not shown yet when a reply was cut off; more than any stop string has
 
@@ -66,6 +70,7 @@ class Plan:
     reader: llm.ThinkingReader | None = None
     stripped_span: tuple[int, int] | None = None
     window: Window = Window()
+    recalled: Recalled | None = None  # to be stored with the question
 
 
 def plan_turn(
@@ -74,11 +79,13 @@ def plan_turn(
     reply: Message,
     *,
     before: Generation | None = None,
+    find: Callable[[int], Sequence[Hit]] | None = None,
 ) -> Plan:
     """The prompt of `history` (which ends with the question) and, after it, what `reply` holds already.
 
     before: what the turn goes on from. Of a history that is longer than the window, what past_of() says is enough.
-    Blocking, touches no database. Raises WindowFull, Invalid, EngineUnavailable.
+    find: what among so many first messages of the path the question is about, if that is to be recalled.
+    Blocking; touches no database but by `find`. Raises WindowFull, Invalid, EngineUnavailable.
     """
     model = model_of(conversation)
     fingerprint = llm.token_fingerprint(model)
@@ -86,6 +93,11 @@ def plan_turn(
     text, begun, is_replayed = _begun(reply, model, fingerprint) if reply.text else ("", (), True)
     past, rules = Past(conversation, history), rules_of(conversation)
     fitted = past.fit(rules, begun)
+    window = past.window_from(fitted.first, rules)
+    recalled = _recalled(model, history[-1].text, find(window.num_outside), rules, fitted) if find else None
+    if recalled is not None:
+        past = Past(conversation, [*history[:-1], history[-1]._replace(context=recalled.text)])
+        fitted = past.fit(replace(rules, is_cut=False), begun, first=fitted.first)
     messages = past.messages_from(fitted.first)
     return Plan(
         conversation=conversation,
@@ -108,8 +120,16 @@ def plan_turn(
         else None,
         reader=llm.thinking_reader(model, is_thinking_off=conversation.is_thinking_off),
         stripped_span=fitted.prompt.spans[-2] if len(messages) > 1 and messages[-2].is_stripped else None,
-        window=past.window_from(fitted.first, rules),
+        window=window,
+        recalled=recalled,
     )
+
+
+def _recalled(model: str, question: str, hits: Sequence[Hit], rules: Rules, fitted: Fit) -> Recalled | None:
+    """What is quoted in front of the question: as much as may be, and as there is room for."""
+    max_tokens = min(settings.RECOLLECT_RECALL_TOKENS, rules.room - len(fitted.prompt.ids) - _MAX_SEAM_TOKENS)
+    count: Callable[[str], int] = lambda text: len(llm.encode(text, model=model))
+    return quote(question, hits, telling_words(question), count=count, max_tokens=max_tokens)
 
 
 def rules_of(conversation: Conversation) -> Rules:
@@ -163,8 +183,8 @@ class Past:
         """What always stays, and everything from this turn on."""
         return [*self._head, *self._messages[self._questions[turn] :]]
 
-    def fit(self, rules: Rules, begun: Sequence[int] = ()) -> Fit:
-        """The prompt of as many turns as the rules allow, `begun` of the reply behind it.
+    def fit(self, rules: Rules, begun: Sequence[int] = (), *, first: int = 0) -> Fit:
+        """The prompt of as many turns from `first` on as the rules allow, `begun` of the reply behind it.
 
         Raises WindowFull, Invalid.
         """
@@ -175,7 +195,7 @@ class Past:
             starts = [prompt.spans[offset + index][0] for index in self._questions[turn:]]
             return (llm.extended(prompt, begun) if begun else prompt), starts
 
-        return fit(len(self._questions), build, rules)
+        return fit(len(self._questions), build, rules, first)
 
     def prompt_from(self, turn: int) -> llm.Prompt:
         """The prompt of this turn and all behind it, whether it fits or not. Raises Invalid."""
@@ -256,7 +276,7 @@ def replay(conversation: Conversation, history: Sequence[HistoryMessage]) -> Rep
     num_reencoded = 0
     for message in history:
         if message.role != Role.ASSISTANT:
-            messages.append(llm.ChatMessage(message.role, message.text))
+            messages.append(llm.ChatMessage(message.role, (message.context or "") + message.text))
             continue
         ids = _stored_ids(message, model, fingerprint)
         num_reencoded += ids is None and bool(message.text)

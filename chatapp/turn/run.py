@@ -12,12 +12,13 @@ import time
 from collections.abc import AsyncIterator, Callable, Coroutine
 from contextlib import aclosing, asynccontextmanager
 from dataclasses import asdict
+from functools import partial
 from typing import Any, TypeVar
 
 from django.conf import settings
 from django.utils.translation import gettext as _
 
-from chatapp import executors, hints, llm, locks, selectors, storage, wire
+from chatapp import executors, hints, llm, locks, search, selectors, storage, wire
 from chatapp.errors import ChatError, Conflict, StorageUnavailable
 from chatapp.markdown import render_blocks
 from chatapp.models import Generation, Message, MessageStatus, PrefixBreak, User
@@ -90,12 +91,17 @@ def _admit(user: User, frame: TurnFrame) -> tuple[turns.TurnRows, Plan | None]:
     The prompt is made inside the transaction: it is counted once, on the very rows, and what does not fit leaves none.
     """
     plan: Plan | None = None
+    is_asked = isinstance(frame, wire.TurnSend | wire.TurnEdit)  # what was asked before has its context already
 
     def check(rows: turns.TurnRows) -> None:
         nonlocal plan
         before = selectors.generation_before(rows.user_message, rows.assistant_message)
-        history = past_of(rows.conversation, rows.user_message, before)
-        plan = plan_turn(rows.conversation, history, rows.assistant_message, before=before)
+        conversation, question = rows.conversation, rows.user_message
+        history = past_of(conversation, question, before)
+        find = partial(search.related, conversation, question) if is_asked and conversation.has_recall else None
+        plan = plan_turn(conversation, history, rows.assistant_message, before=before, find=find)
+        if plan.recalled is not None:
+            turns.context_add(question, text=plan.recalled.text, sources=plan.recalled.sources)
 
     return _open_rows(user, frame, check), plan
 

@@ -11,7 +11,7 @@ from uuid import UUID
 from django.utils import timezone
 from django.utils.translation import gettext as _
 
-from chatapp import selectors
+from chatapp import search, selectors
 from chatapp.models import Conversation, User
 
 
@@ -41,7 +41,8 @@ class Listing:
 
 def listing(user: User, *, query: str = "", cursor: str = "") -> Listing:
     """One page of the list; a fixed number of queries. Raises Invalid for a bad cursor."""
-    page = selectors.conversation_list(user, query=query, cursor=cursor)
+    found = search.conversations_with(user, query) if query else None
+    page = selectors.conversation_list(user, query=query, found=found, cursor=cursor)
     running = selectors.running_ids(user, [conversation.id for conversation in page.conversations])
     return Listing(_grouped(page.conversations, running, timezone.localdate()), page.next_cursor, query)
 

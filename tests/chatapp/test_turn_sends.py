@@ -17,7 +17,7 @@ from tests.chatapp.conftest import after, ended, send, started, stored, until, w
 from tests.chatapp.fake_worker import FakeWorker
 
 pytestmark = pytest.mark.django_db(transaction=True)
-SEND_QUERIES = 11  # transaction, conversation, client id, parent, open ones, two rows, leaf, history, last model
+SEND_QUERIES = 12  # transaction, conversation, client id, parent, open ones, two rows, words, leaf, history, last turn
 
 
 async def test_fifty_copies_of_a_send_are_one_turn(alice: User, worker: FakeWorker) -> None:

@@ -35,7 +35,7 @@ def small(worker: FakeWorker) -> FakeWorker:
 
 async def preset(policy: ContextPolicy, **changes: Any) -> Preset:
     return await Preset.objects.acreate(
-        name=policy.value, is_default=True, system_prompt=SYSTEM, context_policy=policy, **changes
+        name=policy.value, is_default=True, system_prompt=SYSTEM, context_policy=policy, has_recall=False, **changes
     )
 
 
