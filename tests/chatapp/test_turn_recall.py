@@ -42,7 +42,7 @@ async def talk(live: Live, worker: FakeWorker, user: User, *, has_recall: bool =
     )
     turn = await whole(live, worker, user, send(text), "A fine name.")
     for number in range(10):
-        turn = await whole(live, worker, user, after(turn, f"Number {number} ".ljust(60, "z")), "All right.")
+        turn = await whole(live, worker, user, after(turn, str(number) * 60), "All right.")
     assert text not in text_of(worker)
     return turn
 
