@@ -6,7 +6,8 @@ whoever loads it answers with loaded() or failed(). One owner makes all calls, b
 All loaded models together take at most max_bytes. What is wanted is loaded one after the other, in the order of asking.
 To make room the models leave that were used longest ago, idle ones before others, and none with running or waiting
 requests: such a one takes nothing new, answers what it has, and then goes. So whoever waits for room waits for the
-replies that run now, and not for those that others ask for meanwhile.
+replies that run now, and not for those that others ask for meanwhile. What is no turn keeps no model: it is ended
+(`end`) when that leaves.
 """
 
 from __future__ import annotations
@@ -60,6 +61,11 @@ class Slot:
         return self.engine is not None and self.engine.has_work
 
     @property
+    def is_urgent(self) -> bool:
+        """Busy with a turn, or with something to report."""
+        return self.engine is not None and self.engine.has_urgent_work
+
+    @property
     def num_requests(self) -> int:
         engine = self.engine
         stats = engine.stats() if engine is not None else EngineStats()
@@ -75,12 +81,13 @@ class Slot:
 class ModelHub:
     """The books. A slot stays for good once its model has been asked for."""
 
-    def __init__(self, max_bytes: int, *, begin: Callable[[Slot], None]) -> None:
+    def __init__(self, max_bytes: int, *, begin: Callable[[Slot], None], end: Callable[[Slot], None]) -> None:
         self.max_bytes = max_bytes
         self.slots: dict[str, Slot] = {}  # replaced, never changed: any thread may look
         self.wanted: list[str] = []  # not loaded yet, the next one first
         self._lock = threading.Lock()
         self._begin = begin
+        self._end = end  # what a model that is about to leave still computes, for nobody who waits
         self._loading: Slot | None = None
         self._leaving: frozenset[str] = frozenset()
         self._turns: deque[Slot] = deque()  # the ready ones, the one that was run last at the end
@@ -91,6 +98,11 @@ class ModelHub:
             if name not in self.slots:
                 self.slots = {**self.slots, name: Slot(name)}
             return self.slots[name]
+
+    @property
+    def engines(self) -> list[LLMEngine]:
+        """Those of the ready models."""
+        return [slot.engine for slot in self.slots.values() if slot.engine is not None]
 
     @property
     def used_bytes(self) -> int:
@@ -112,6 +124,15 @@ class ModelHub:
         if slot.engine is None:
             slot.state, slot.progress, slot.error = "waiting", 0.0, ""
 
+    def is_free_for(self, opened: OpenedModel, name: str) -> bool:
+        """Whether it is there, or coming, or could come without another one leaving or waiting for it."""
+        slot = self.slot(name)
+        if slot.state in ("loading", "waiting") or slot.engine is not None:
+            return name not in self._leaving
+        wanted = [self.slots[other].opened for other in self.wanted]
+        promised = sum(each.memory_bytes for each in wanted if each is not None)
+        return self.used_bytes + promised + opened.memory_bytes <= self.max_bytes
+
     def forget(self, slot: Slot) -> None:
         """Nobody waits for the model any more; one that is being loaded already is loaded all the same."""
         if slot.name in self.wanted and not slot.held:
@@ -129,13 +150,14 @@ class ModelHub:
             assert slot.opened is not None, "what is wanted has been opened"
             need = slot.opened.memory_bytes
             leavers = choose_leavers(self._turns, self.used_bytes + need - self.max_bytes)
-            if any(leaver.is_busy for leaver in leavers):
+            if any(leaver.is_urgent for leaver in leavers):
                 self._leaving = frozenset(leaver.name for leaver in leavers)
                 for leaver in leavers:
                     if leaver.engine is not None:  # nobody waits for a place until a title is written
                         leaver.engine.cancel_side_work()
             else:
                 for leaver in leavers:
+                    self._end(leaver)
                     self._remove(leaver)
                 del self.wanted[0]
                 self._loading, slot.state, slot.memory_bytes = slot, "loading", need
@@ -161,9 +183,10 @@ class ModelHub:
 
     def unload(self, slot: Slot) -> None:
         """Let a loaded model go, with its pool. Raises ModelBusy while requests run with it or wait for it."""
-        if slot.is_busy or slot.held:
+        if slot.is_urgent or slot.held:
             raise ModelBusy(name=slot.name, num_requests=slot.num_requests)
         if slot.engine is not None:
+            self._end(slot)
             self._remove(slot)
 
     def next_busy(self) -> Slot | None:
@@ -178,7 +201,7 @@ class ModelHub:
     def working(self) -> list[Slot]:
         """The models that compute by turns. What can wait, waits until no other model has anything else to do."""
         busy = [slot for slot in self._turns if slot.is_busy]
-        return [slot for slot in busy if slot.engine is not None and slot.engine.has_urgent_work] or busy
+        return [slot for slot in busy if slot.is_urgent] or busy
 
     def idle(self) -> float | None:
         """Let the ready models do a little of what can wait. In how many seconds there is more; None: none for now."""
@@ -207,7 +230,7 @@ def choose_leavers(loaded: Iterable[Slot], missing_bytes: int) -> list[Slot]:
     All of them when even that is not enough: whoever asks has seen to it that the wanted one fits alone.
     """
     leavers: list[Slot] = []
-    for slot in sorted(loaded, key=lambda slot: (slot.is_busy or bool(slot.held), slot.used_at)):
+    for slot in sorted(loaded, key=lambda slot: (slot.is_urgent or bool(slot.held), slot.used_at)):
         if missing_bytes <= 0:
             break
         leavers.append(slot)

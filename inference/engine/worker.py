@@ -15,14 +15,15 @@ from concurrent.futures import Future
 from dataclasses import dataclass
 from functools import partial
 from queue import Empty, SimpleQueue
-from typing import Any, Literal, Protocol, TypeVar
+from typing import Any, Literal, TypeVar
 
-from inference.engine.llm_engine import Clock, LLMEngine, ProgressFn, load_opened
+from inference.engine.llm_engine import Clock, LLMEngine, load_opened
 from inference.engine.model_hub import ModelHub, ModelStatus, Slot, check_fits
+from inference.engine.model_loader import LoadFn, ModelLoader
 from inference.engine.opened_model import ModelShelf, OpenedModel
 from inference.engine.system_memory import give_back
 from inference.errors import EngineStopped, InferenceError, QueueFull
-from inference.model.base import RunKernels
+from inference.kvcache.hints import RetentionHints
 from inference.types import (
     EngineStats,
     Event,
@@ -42,10 +43,6 @@ CLOSE_S = 4.0  # for writing cached KV to disk at the end
 State = Literal["running", "failed", "stopped"]
 EventFn = Callable[[Event], None]
 T = TypeVar("T")
-
-
-class LoadFn(Protocol):
-    def __call__(self, opened: OpenedModel, /, *, on_progress: ProgressFn, run_kernels: RunKernels) -> LLMEngine: ...
 
 
 @dataclass(frozen=True, slots=True)
@@ -74,16 +71,16 @@ class Worker:
         self.error = ""  # a sentence, "" while all is well
         self.max_bytes = max_bytes
         self._shelf = ModelShelf(open_model)
-        self._load_engine = load
+        self._loader = ModelLoader(load, run_kernels=self._call)
         self._clock = clock
         self._is_stopping = False
-        self._hub = ModelHub(max_bytes, begin=self._begin_load)
+        self._hub = ModelHub(max_bytes, begin=self._begin_load, end=self._end_work)
+        self._hints = RetentionHints(clock)  # for models that are loaded later
         self._commands: SimpleQueue[Callable[[], None]] = SimpleQueue()  # run on the thread, between two steps
         self._accepted: dict[str, _Accepted] = {}  # requests that have not finished
         self._calls: set[Future[Any]] = set()
         self._lock = threading.Lock()  # over state, _accepted and _calls: nothing is accepted after the end
         self._thread = threading.Thread(target=self._run, name="engine", daemon=True)
-        self._loader = threading.Thread()  # the latest
 
     def start(self) -> None:
         """Start the thread; returns at once."""
@@ -102,6 +99,11 @@ class Worker:
         """Have a model loaded when there is room. Blocking as open(). Raises what that raises, and EngineStopped."""
         opened = self.open(name)
         self._call(partial(self._want, opened, name))
+
+    def load_if_free(self, name: str) -> bool:
+        """As load(), if no other model has to leave for it. False, and nothing is done, if one would have to."""
+        opened = self.open(name)
+        return self._call(partial(self._want_if_free, opened, name))
 
     def load_soon(self, name: str) -> None:
         """As load(), without waiting for anything: what load() would raise becomes the model's error."""
@@ -147,7 +149,8 @@ class Worker:
         """Hand a request for a model over. Raises EngineStopped, QueueFull, what open() raises, and, when the model is
         loaded, PromptTooLong and ValueError; later these end the request.
 
-        A request that is no turn is refused with EngineStopped unless the model is loaded, and takes nobody's place.
+        A request that is no turn is refused with EngineStopped unless the model is loaded or being loaded, and takes
+        nobody's place.
         on_event is called on the worker thread, in order, FinishedEvent exactly once and last. It must not block. If it
         raises, the request is cancelled.
         """
@@ -160,7 +163,7 @@ class Worker:
             if request.request_id in self._accepted:
                 raise ValueError(f"request {request.request_id} is in the engine already")
             is_turn = request.rank == Rank.TURN
-            if not is_turn and slot.engine is None:
+            if not is_turn and slot.engine is None and slot.state != "loading":
                 raise EngineStopped(f"{name} is not loaded")
             num_live = sum(each.rank == request.rank for each in self._accepted.values())
             max_running, max_waiting = opened.config.max_running, opened.config.max_waiting if is_turn else 0
@@ -179,12 +182,15 @@ class Worker:
         self._commands.put(partial(self._purge, tag))
 
     def protect(self, tag: str, seconds: float) -> None:
-        """Evict the cached KV of a tag late, for so long from now on: somebody looks at it. 0 ends that."""
-        self._commands.put(partial(self._hint, lambda engine: engine.protect(tag, seconds)))
+        """Evict the cached KV of a tag late, for so long from now on: somebody looks at it. 0 ends that.
+
+        Models that are loaded later are told as well, here and in archive().
+        """
+        self._commands.put(partial(self._protect, tag, seconds))
 
     def archive(self, tag: str) -> None:
         """Evict the cached KV of a tag first, until a request with it comes."""
-        self._commands.put(partial(self._hint, lambda engine: engine.archive(tag)))
+        self._commands.put(partial(self._archive, tag))
 
     def shutdown(self, timeout: float = 10.0) -> bool:
         """End every request with CANCELLED and stop; True when all threads have ended within timeout seconds.
@@ -197,10 +203,8 @@ class Worker:
         if self._thread.ident is None:  # never started
             self._end("stopped", "")
             return True
-        for thread in (self._thread, self._loader):
-            if thread.ident is not None:
-                thread.join(max(0.0, deadline - time.monotonic()))
-        return not (self._thread.is_alive() or self._loader.is_alive())
+        self._thread.join(timeout)
+        return self._loader.join(max(0.0, deadline - time.monotonic())) and not self._thread.is_alive()
 
     def _refuse_when_over(self) -> None:
         if self.state != "running" or self._is_stopping:
@@ -268,7 +272,7 @@ class Worker:
             logger.exception("a step of %s has failed", slot.name)
             events = self._fail_step(slot, engine, f"internal error: {type(error).__name__}")
         self._deliver(events)
-        if self._hub.wanted and not engine.has_work:  # perhaps it was waited for
+        if self._hub.wanted and not engine.has_urgent_work:  # perhaps it was waited for
             self._arrange()
 
     def _fail_step(self, slot: Slot, engine: LLMEngine, problem: str) -> list[Event]:
@@ -284,9 +288,12 @@ class Worker:
 
     def _cancel_all(self) -> None:
         for slot in self._hub.slots.values():
-            if slot.engine is not None:
-                slot.engine.cancel_all()
-                self._deliver(slot.engine.step())
+            self._end_work(slot)
+
+    def _end_work(self, slot: Slot) -> None:
+        if slot.engine is not None and slot.engine.has_work:
+            slot.engine.cancel_all()
+            self._deliver(slot.engine.step())
 
     def _end(self, state: State, problem: str) -> None:
         """Accept nothing any more, and tell those who still wait."""
@@ -303,15 +310,18 @@ class Worker:
     # --- requests, on the thread --------------------------------------------------------------------------------------
 
     def _take(self, opened: OpenedModel, slot: Slot, request: Request, submitted_at: float) -> None:
-        slot.used_at = self._clock()
+        self._hints.take_out(request.tags)
+        if request.rank == Rank.TURN:
+            slot.used_at = self._clock()
         if self._hub.takes_requests(slot):
             self._add(slot, request, submitted_at)
             return
-        if request.rank != Rank.TURN:  # the model is about to leave
+        if request.rank != Rank.TURN and slot.state != "loading":  # the model has left, or is about to
             self._deliver([_end_of(request.request_id, "")])
             return
         slot.held[request.request_id] = (request, submitted_at)
-        self._want(opened, slot.name)
+        if request.rank == Rank.TURN:  # the others wait for what is loaded anyway, and want nothing
+            self._want(opened, slot.name)
         self._report_loading(slot, [request.request_id])
 
     def _add(self, slot: Slot, request: Request, submitted_at: float) -> None:
@@ -338,13 +348,20 @@ class Worker:
             slot.engine.cancel(request_id)
 
     def _purge(self, tag: str) -> None:
-        num_blocks = sum(slot.engine.purge(tag) for slot in self._hub.slots.values() if slot.engine is not None)
+        self._hints.forget(tag)
+        num_blocks = sum(engine.purge(tag) for engine in self._hub.engines)
         logger.info("purged %d blocks of %s", num_blocks, tag)
 
-    def _hint(self, give: Callable[[LLMEngine], None]) -> None:
-        for slot in self._hub.slots.values():
-            if slot.engine is not None:
-                give(slot.engine)
+    def _protect(self, tag: str, seconds: float) -> None:
+        self._hints.expire()
+        self._hints.protect(tag, seconds)
+        for engine in self._hub.engines:
+            engine.protect(tag, seconds)
+
+    def _archive(self, tag: str) -> None:
+        self._hints.archive(tag)
+        for engine in self._hub.engines:
+            engine.archive(tag)
 
     def _count_cached(self, name: str, request: Request) -> int:
         engine = self._hub.slot(name).engine
@@ -374,6 +391,12 @@ class Worker:
         self._hub.want(opened, name)
         self._arrange()
 
+    def _want_if_free(self, opened: OpenedModel, name: str) -> bool:
+        if not self._hub.is_free_for(opened, name):
+            return False
+        self._want(opened, name)
+        return True
+
     def _unload(self, name: str) -> None:
         self._hub.unload(self._hub.slot(name))
         self._shelf.drop(name)  # whoever comes back finds the file as it is then
@@ -391,27 +414,17 @@ class Worker:
 
     def _begin_load(self, slot: Slot) -> None:
         self._report_loading(slot, list(slot.held))
-        self._loader = threading.Thread(target=self._load, args=(slot, slot.opened), name="model loader", daemon=True)
-        self._loader.start()
-
-    def _load(self, slot: Slot, opened: OpenedModel) -> None:
-        """The life of a loader thread."""
-        give_back()  # what has just been unloaded
-        try:
-            engine = self._load_engine(opened, on_progress=partial(self._report_progress, slot), run_kernels=self._call)
-        except EngineStopped:  # asked to stop
-            return
-        except InferenceError as error:  # says all there is to say: a missing tensor, a model of another kind
-            logger.error("%s could not be loaded: %s", slot.name, error)
-            self._commands.put(partial(self._give_up, slot, str(error)))
-        except Exception as error:
-            logger.exception("%s could not be loaded", slot.name)
-            self._commands.put(partial(self._give_up, slot, str(error) or type(error).__name__))
-        else:
-            self._commands.put(partial(self._loaded, slot, engine))
+        assert slot.opened is not None, "what is wanted has been opened"
+        self._loader.begin(
+            slot.opened,
+            on_progress=partial(self._report_progress, slot),
+            on_loaded=lambda engine: self._commands.put(partial(self._loaded, slot, engine)),
+            on_failed=lambda problem: self._commands.put(partial(self._give_up, slot, problem)),
+        )
 
     def _loaded(self, slot: Slot, engine: LLMEngine) -> None:
         self._hub.loaded(slot, engine, self._clock())
+        self._hints.repeat(engine.protect, engine.archive)
         self._hand_over(slot)  # first: it came for these, whoever else wants its place
         logger.info("loaded %s: %d of %d bytes are used", slot.name, self._hub.used_bytes, self.max_bytes)
         self._arrange()

@@ -19,13 +19,15 @@ class RetentionHints:
         self._protected_until: dict[str, float] = {}
         self._archived: set[str] = set()
 
-    def protect(self, tag: str, seconds: float) -> None:
-        """From now on for so long; 0 ends it. Takes the tag out of the archive."""
+    def protect(self, tag: str, seconds: float) -> bool:
+        """From now on for so long; 0 ends it. Takes the tag out of the archive. False: it changes no retention now."""
+        is_news = tag in self._archived or (tag in self._protected_until) != (seconds > 0)
         self._archived.discard(tag)
         if seconds > 0:
             self._protected_until[tag] = self._clock() + seconds
         else:
             self._protected_until.pop(tag, None)
+        return is_news
 
     def archive(self, tag: str) -> None:
         self._protected_until.pop(tag, None)
@@ -50,6 +52,15 @@ class RetentionHints:
         for tag in ended:
             del self._protected_until[tag]
         return ended
+
+    def repeat(self, protect: Callable[[str, float], None], archive: Callable[[str], None]) -> None:
+        """Give all that holds now to somebody who did not hear it."""
+        self.expire()
+        now = self._clock()
+        for tag, until in self._protected_until.items():
+            protect(tag, until - now)
+        for tag in self._archived:
+            archive(tag)
 
     def retention_of(self, tags: Collection[str]) -> Retention:
         """Of a block that all these use. One protected owner protects it; only archived ones give it up."""

@@ -195,8 +195,8 @@ class PrefixCache:
 
     def protect(self, tag: str, seconds: float) -> None:
         """Evict blocks with this tag after the others of their owner, for so long from now on; 0 ends it."""
-        self._hints.protect(tag, seconds)
-        self._reclassify([tag])
+        if self._hints.protect(tag, seconds):  # else renewed, as for every open tab again and again
+            self._reclassify([tag])
 
     def archive(self, tag: str) -> None:
         """Evict blocks that only archived owners have used before all others, until a request with the tag comes."""
