@@ -24,6 +24,7 @@ from chatapp.errors import ChatError, Invalid, NotFound, StorageUnavailable
 from chatapp.models import User
 from chatapp.turn import run
 from chatapp.turn.live import Watcher, live
+from chatapp.turn.preparation import preparation
 
 logger = logging.getLogger(__name__)
 
@@ -70,7 +71,9 @@ class ChatConsumer(AsyncWebsocketConsumer):  # type: ignore[misc]  # channels is
         self._relay = asyncio.create_task(self._send_frames())
         self._frames = TokenBucket(rate=20, burst=100)
         self._chars = TokenBucket(rate=1024**2 / 60, burst=2 * 1024**2)
+        self._drafts = TokenBucket(rate=16 * 1024, burst=512 * 1024)  # characters; what is more is not read along
         self._unanswered_at = -math.inf
+        self._begun: UUID | None = None  # a conversation of which there is nothing but a draft
         self._session_key = self.scope["cookies"].get(settings.SESSION_COOKIE_NAME, "")
         self._language = _language_of_browser(self.scope)
         try:
@@ -88,6 +91,8 @@ class ChatConsumer(AsyncWebsocketConsumer):  # type: ignore[misc]  # channels is
 
     async def disconnect(self, code: int) -> None:
         self.watcher.close(code)
+        if self._begun is not None:
+            preparation.drop(self._begun)
         if hasattr(self, "user"):
             await self.channel_layer.group_discard(hints.group_of(self.user.pk), self.channel_name)
         await self._relay  # has ended with the watcher; what went wrong in it is raised here
@@ -126,7 +131,7 @@ class ChatConsumer(AsyncWebsocketConsumer):  # type: ignore[misc]  # channels is
         now = time.monotonic()
         if now - self._checked_at < SESSION_CHECK_S:
             return True
-        needs_rows = not isinstance(frame, wire.Ping | wire.Ack | wire.TurnStop)
+        needs_rows = not isinstance(frame, wire.Ping | wire.Ack | wire.TurnStop | wire.DraftWarm)
         if not needs_rows and now - self._unanswered_at < SESSION_RETRY_S:
             return True
         try:
@@ -146,17 +151,35 @@ class ChatConsumer(AsyncWebsocketConsumer):  # type: ignore[misc]  # channels is
                     self._frames.give_back(1)
                     self._chars.give_back(ACK_CHARS)
             case wire.Watch():
-                await executors.database(selectors.conversation_get, self.user, frame.conversation)
+                conversation = await executors.database(selectors.conversation_get, self.user, frame.conversation)
                 self.watcher.watch(frame.conversation)
+                preparation.opened(self.user, conversation)
             case wire.Unwatch():
                 if not self.watcher.unwatch(frame.conversation):
                     raise NotFound(_("Not found."))
+            case wire.DraftWarm():
+                await self._warm(frame)
             case wire.TurnStop():
                 await run.stop(live, self.user, frame)
             case wire.TurnSend() | wire.TurnEdit() | wire.TurnRegenerate() | wire.TurnContinue():
                 await run.start(live, self.user, frame, accept=self._accept)
             case _:
                 assert_never(frame)
+
+    async def _warm(self, frame: wire.DraftWarm) -> None:
+        """Of a conversation that this tab shows, or that will begin with it. It takes no message's place in the limits.
+
+        Raises NotFound.
+        """
+        num_chars = len(frame.text or "")
+        if not self._drafts.take(num_chars):
+            return
+        self._chars.give_back(num_chars)
+        if frame.is_new:
+            self._begun = frame.conversation
+        elif not self.watcher.follows(frame.conversation):
+            raise NotFound(_("This conversation does not exist."))
+        preparation.draft(self.user, frame, self.watcher.reply)
 
     def _accept(self, frame: wire.TurnAccepted) -> None:
         self.watcher.reply(frame)
@@ -183,6 +206,8 @@ class ChatConsumer(AsyncWebsocketConsumer):  # type: ignore[misc]  # channels is
         self.watcher.reply(wire.ConversationChanged(conversation_id, event["title"], event["is_deleted"]))
         if event["is_deleted"]:
             self.watcher.unwatch(conversation_id)
+        elif self.watcher.follows(conversation_id):
+            preparation.changed(self.user, conversation_id)
 
     async def account_changed(self, event: dict[str, Any]) -> None:
         with suppress(StorageUnavailable):

@@ -78,13 +78,14 @@ class PasswordForm(PasswordChangeForm):
 
 
 class PreferencesForm(forms.Form):
-    """What a person chooses for themself; theme and shortcuts are kept in User.preferences."""
+    """What a person chooses for themself; all but the language is kept in User.preferences."""
 
     THEMES = (("system", _("As the system")), ("light", _("Light")), ("dark", _("Dark")))
 
     theme = forms.ChoiceField(label=_("Appearance"), choices=THEMES, widget=forms.RadioSelect)
     language = forms.ChoiceField(label=_("Language"), required=False)
     shortcuts = forms.BooleanField(label=_("Keyboard shortcuts"), required=False)
+    drafts = forms.BooleanField(label=_("Read along while I write"), required=False)
 
     def __init__(self, *args: Any, **kwargs: Any) -> None:
         super().__init__(*args, **kwargs)
@@ -96,16 +97,21 @@ class PreferencesForm(forms.Form):
             "theme": user.preferences.get("theme", "system"),
             "language": user.language,
             "shortcuts": user.preferences.get("shortcuts", True),
+            "drafts": user.preferences.get("drafts", True),
         }
 
     @property
     def preferences(self) -> dict[str, Any]:
         """The part that goes into User.preferences."""
-        return {"theme": self.cleaned_data["theme"], "shortcuts": self.cleaned_data["shortcuts"]}
+        return {name: self.cleaned_data[name] for name in ("theme", "shortcuts", "drafts")}
 
 
 class PinForm(forms.Form):
     is_pinned = forms.BooleanField(required=False)
+
+
+class ArchiveForm(forms.Form):
+    is_archived = forms.BooleanField(required=False)
 
 
 class BranchForm(forms.Form):

@@ -24,6 +24,7 @@ urlpatterns = [
     path("c/<uuid:conversation_id>/branch/", conversations.branch, name="conversation_branch"),
     path("c/<uuid:conversation_id>/rename/", conversations.rename, name="conversation_rename"),
     path("c/<uuid:conversation_id>/pin/", conversations.pin, name="conversation_pin"),
+    path("c/<uuid:conversation_id>/archive/", conversations.archive, name="conversation_archive"),
     path("c/<uuid:conversation_id>/delete/", conversations.delete, name="conversation_delete"),
     path("conversations/", conversations.index, name="conversations"),
     path("login/", accounts.login, name="login"),

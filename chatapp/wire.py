@@ -102,6 +102,21 @@ class TurnStop:
 
 
 @dataclass(frozen=True, slots=True)
+class DraftWarm:
+    """What is being written: the engine may read along while it has nothing else to do. Nothing is stored or answered.
+
+    text None: it is no longer so. The other fields as in TurnSend.
+    """
+
+    TYPE: ClassVar = "draft.warm"
+    conversation: uuid.UUID
+    text: str | None
+    is_new: bool = False
+    preset: uuid.UUID | None = None
+    model: str | None = None
+
+
+@dataclass(frozen=True, slots=True)
 class Ack:
     """`seq` of `message` has been shown: gives the socket credit for more."""
 
@@ -115,10 +130,8 @@ class Ping:
     TYPE: ClassVar = "ping"
 
 
-ClientFrame = Watch | Unwatch | TurnSend | TurnEdit | TurnRegenerate | TurnContinue | TurnStop | Ack | Ping
-CLIENT_FRAMES: dict[str, type[ClientFrame]] = {
-    cls.TYPE: cls for cls in (Watch, Unwatch, TurnSend, TurnEdit, TurnRegenerate, TurnContinue, TurnStop, Ack, Ping)
-}
+ClientFrame = Watch | Unwatch | TurnSend | TurnEdit | TurnRegenerate | TurnContinue | TurnStop | DraftWarm | Ack | Ping
+CLIENT_FRAMES: dict[str, type[ClientFrame]] = {cls.TYPE: cls for cls in get_args(ClientFrame)}
 
 
 # --- to a client ------------------------------------------------------------------------------------------------------
@@ -257,6 +270,20 @@ class ConversationChanged:
 
 
 @dataclass(frozen=True, slots=True)
+class Prepared:
+    """While nobody waits: `done` of the `total` tokens that the next prompt begins with have been read.
+
+    is_draft: what is being written is among them.
+    """
+
+    TYPE: ClassVar = "prepared"
+    conversation: uuid.UUID
+    done: int
+    total: int
+    is_draft: bool = False
+
+
+@dataclass(frozen=True, slots=True)
 class Error:
     """A refused frame. client_id and conversation say which one, where it had them."""
 
@@ -281,7 +308,16 @@ class ServerDraining:
 
 
 ServerFrame = (
-    TurnAccepted | TurnStage | TurnSnapshot | TurnDelta | TurnEnd | ConversationChanged | Error | Pong | ServerDraining
+    TurnAccepted
+    | TurnStage
+    | TurnSnapshot
+    | TurnDelta
+    | TurnEnd
+    | ConversationChanged
+    | Prepared
+    | Error
+    | Pong
+    | ServerDraining
 )
 
 

@@ -14,9 +14,11 @@ from chatapp.llm.host import (
     default_model,
     drain,
     load,
+    load_if_free,
     memory,
     model_info,
     new_worker,
+    prepares,
     reserve,
     shutdown,
     start,
@@ -36,7 +38,7 @@ from chatapp.llm.prompts import (
     token_fingerprint,
     window,
 )
-from chatapp.llm.requests import cancel, count_cached, generate, prepare, purge
+from chatapp.llm.requests import archive, cancel, count_cached, generate, prepare, protect, purge
 from chatapp.places import Ticket
 from inference.formats.inspect import model_files, model_name, problem_of_config, problem_of_gguf
 from inference.inspection import ModelFacts, inspect_model
@@ -78,6 +80,7 @@ __all__ = [
     "ThinkingSplit",
     "Ticket",
     "TokenEvent",
+    "archive",
     "build_history",
     "build_prompt",
     "cancel",
@@ -90,14 +93,17 @@ __all__ = [
     "generate",
     "inspect_model",
     "load",
+    "load_if_free",
     "memory",
     "model_files",
     "model_info",
     "model_name",
     "new_worker",
     "prepare",
+    "prepares",
     "problem_of_config",
     "problem_of_gguf",
+    "protect",
     "purge",
     "reserve",
     "sampling_params",

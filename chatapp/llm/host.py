@@ -196,6 +196,25 @@ def load(model: str) -> None:
         running_worker().load(name_of(model))
 
 
+def load_if_free(model: str) -> bool:
+    """Have a model loaded if no other has to leave for it; False if one would. Blocking as load(). Raises as load().
+
+    For what nobody waits for: it may use what is free, and takes nothing from anybody.
+    """
+    worker, name = running_worker(), name_of(model)
+    if worker.model(name).state in ("ready", "loading"):
+        return True  # mostly so, and known without waiting for the end of a step
+    opened_model(model)
+    with unavailable_when_stopped():
+        return worker.load_if_free(name)
+
+
+def prepares() -> bool:
+    """Whether it makes sense to compute anything ahead: there is an engine, it goes on, and it remembers."""
+    is_running = handle.worker is not None and handle.worker.state == "running"
+    return is_running and not handle.is_draining and settings.RECOLLECT_PREFIX_CACHE
+
+
 def unload(model: str) -> None:
     """Give a model's memory back. Raises Conflict while replies need it, EngineUnavailable."""
     try:

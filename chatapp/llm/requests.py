@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncGenerator
+from collections.abc import AsyncGenerator, Callable
 from contextlib import aclosing, suppress
 from dataclasses import replace
 from uuid import UUID
@@ -15,7 +15,7 @@ from chatapp.errors import Busy, WindowFull
 from chatapp.llm.host import handle, name_of, opened_model, running_worker, unavailable_when_stopped
 from chatapp.places import Ticket
 from inference.errors import PromptTooLong, QueueFull
-from inference.types import Event, FinishedEvent, Prompt, Request, SamplingParams
+from inference.types import Event, FinishedEvent, ProgressEvent, Prompt, Request, SamplingParams, Stage
 
 
 async def generate(
@@ -54,13 +54,24 @@ async def generate(
 
 
 async def prepare(
-    *, user_id: int, request_id: str, prompt: Prompt, is_head_public: bool, model: str = "", tags: tuple[str, ...] = ()
+    *,
+    user_id: int,
+    request_id: str,
+    prompt: Prompt,
+    is_head_public: bool,
+    model: str = "",
+    tags: tuple[str, ...] = (),
+    num_lasting_tokens: int | None = None,
+    on_progress: Callable[[int, int], None] = lambda num_done, num_total: None,
 ) -> None:
     """Compute the KV of a prompt that is to come, while the engine has nothing else to do. It gives way to every turn
     and goes on after it.
 
-    Nothing is loaded for it: that would drive out another model for a guess. Raises EngineUnavailable, also for a model
-    that is not loaded, Busy, WindowFull.
+    num_lasting_tokens: what lies behind so many is a guess, kept in memory only and the first to be evicted until a
+    turn takes it up; None: all of it lasts.
+    on_progress: so many of so many tokens have KV.
+    Nothing is loaded for it (see load_if_free). Raises EngineUnavailable, also for a model that is neither loaded nor
+    being loaded, Busy, WindowFull.
     """
     request = Request(
         request_id=request_id,
@@ -70,10 +81,13 @@ async def prepare(
         num_public_tokens=_num_public(prompt, is_head_public),
         tags=tags,
         is_prefill_only=True,
+        is_low_retention=num_lasting_tokens is not None,
+        num_lasting_tokens=num_lasting_tokens or 0,
     )
     async with aclosing(_events(model, request)) as events:
-        async for _event in events:
-            pass
+        async for event in events:
+            if isinstance(event, ProgressEvent) and event.stage is Stage.READING:
+                on_progress(event.num_done, event.num_total)
 
 
 async def _events(model: str, request: Request) -> AsyncGenerator[Event, None]:
@@ -124,6 +138,19 @@ def purge(conversation_id: UUID) -> None:
     """Forget the cached KV of a conversation, soon. Without an engine in this process there is nothing to forget."""
     if handle.worker is not None:
         handle.worker.purge(str(conversation_id))
+
+
+def protect(conversation_id: UUID, seconds: float) -> None:
+    """Evict the cached KV of a conversation late for so long: somebody looks at it. 0 ends that, and takes it out of
+    the archive."""
+    if handle.worker is not None:
+        handle.worker.protect(str(conversation_id), seconds)
+
+
+def archive(conversation_id: UUID) -> None:
+    """Evict the cached KV of a conversation first, until something is computed there again."""
+    if handle.worker is not None:
+        handle.worker.archive(str(conversation_id))
 
 
 def count_cached(prompt: Prompt, *, model: str, user_id: int, is_head_public: bool) -> int:

@@ -1,4 +1,4 @@
-"""What a person does with a conversation besides talking: name it, pin it, go to another branch, delete it."""
+"""What a person does with a conversation besides talking: name, pin, archive, go to another branch, delete."""
 
 from __future__ import annotations
 
@@ -44,6 +44,18 @@ def conversation_pin(*, user: User, conversation_id: UUID, is_pinned: bool) -> C
     conversation = selectors.conversation_get(user, conversation_id)
     conversation.is_pinned = is_pinned
     conversation.save(update_fields=["is_pinned"])
+    return conversation
+
+
+@translated()
+def conversation_archive(*, user: User, conversation_id: UUID, is_archived: bool) -> Conversation:
+    """Put it away, or take it back out; its cached KV is the first to give way while it is away. Raises NotFound."""
+    with transaction.atomic():
+        conversation = selectors.conversation_get(user, conversation_id)
+        conversation.is_archived = is_archived
+        conversation.save(update_fields=["is_archived"])
+        hint = partial(llm.archive, conversation_id) if is_archived else partial(llm.protect, conversation_id, 0)
+        transaction.on_commit(hint)
     return conversation
 
 

@@ -118,6 +118,30 @@ def send_create(
 
 
 @translated()
+def conversation_new(*, user: User, conversation_id: UUID, preset_id: UUID | None, model: str) -> Conversation:
+    """A conversation as it would begin now, not stored. Raises NotFound (preset, model)."""
+    preset = selectors.preset_get(user, preset_id)
+    now = timezone.now()
+    return Conversation(
+        id=conversation_id,
+        owner=user,
+        title_source=TitleSource.FIRST_WORDS,
+        preset=preset,
+        system_prompt=preset.system_prompt if preset else "",
+        system_prompt_is_public=preset is not None and preset.owner_id is None,
+        model_name=model_catalogue.get(model).name if model else llm.default_model(),
+        sampling=preset.sampling if preset else {},
+        context_policy=preset.context_policy if preset else ContextPolicy.TRUNCATE,
+        recent_tokens=preset.recent_tokens if preset else 0,
+        has_recall=preset.has_recall if preset else True,
+        thinking_in_history=preset.thinking_in_history if preset else ThinkingInHistory.TEMPLATE,
+        is_thinking_off=preset is not None and preset.is_thinking_off,
+        created_at=now,
+        updated_at=now,
+    )
+
+
+@translated()
 def edit_create(
     *,
     user: User,
@@ -270,24 +294,8 @@ def _conversation_begin(user: User, conversation_id: UUID, text: str, preset_id:
     """The conversation with its preset's values, unless the id is taken: whose it then is, the next read finds out."""
     if Conversation.objects.filter(id=conversation_id).exists():
         return  # sent again, perhaps after its preset was deleted
-    preset = selectors.preset_get(user, preset_id)
-    conversation = Conversation(
-        id=conversation_id,
-        owner=user,
-        title=first_words(text),
-        title_source=TitleSource.FIRST_WORDS,
-        preset=preset,
-        system_prompt=preset.system_prompt if preset else "",
-        system_prompt_is_public=preset is not None and preset.owner_id is None,
-        model_name=model_catalogue.get(model).name if model else llm.default_model(),
-        sampling=preset.sampling if preset else {},
-        context_policy=preset.context_policy if preset else ContextPolicy.TRUNCATE,
-        recent_tokens=preset.recent_tokens if preset else 0,
-        has_recall=preset.has_recall if preset else True,
-        thinking_in_history=preset.thinking_in_history if preset else ThinkingInHistory.TEMPLATE,
-        is_thinking_off=preset is not None and preset.is_thinking_off,
-        updated_at=timezone.now(),
-    )
+    conversation = conversation_new(user=user, conversation_id=conversation_id, preset_id=preset_id, model=model)
+    conversation.title = first_words(text)
     # Of two that come at once the second waits for the first here, then sees its rows.
     Conversation.objects.bulk_create([conversation], ignore_conflicts=True)
 
@@ -346,9 +354,11 @@ def _refuse_while_open(conversation: Conversation) -> None:
 
 
 def _show(conversation: Conversation, leaf: Message) -> None:
+    """The conversation has gone on: what was put away is taken out of the archive."""
     conversation.active_leaf = leaf
     conversation.updated_at = timezone.now()
-    conversation.save(update_fields=["active_leaf", "updated_at"])
+    conversation.is_archived = False
+    conversation.save(update_fields=["active_leaf", "updated_at", "is_archived"])
 
 
 def _update_open(message_id: UUID, **values: Any) -> bool:

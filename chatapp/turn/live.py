@@ -88,6 +88,7 @@ class Live:
         self._turn_of: dict[UUID, LiveTurn] = {}  # by conversation
         self._watchers_of: dict[UUID, set[Watcher]] = {}  # by conversation
         self._sockets: set[Watcher] = set()
+        self.on_left: Callable[[UUID], None] = lambda conversation_id: None  # the last tab has gone
 
     @property
     def turns(self) -> list[LiveTurn]:
@@ -109,7 +110,16 @@ class Live:
 
     def has_watchers(self, turn: LiveTurn) -> bool:
         """Whether anybody wants to see its blocks."""
-        return bool(self._watchers_of.get(turn.conversation_id))
+        return self.is_open(turn.conversation_id)
+
+    def is_open(self, conversation_id: UUID) -> bool:
+        """Whether a tab of this process shows a conversation."""
+        return bool(self._watchers_of.get(conversation_id))
+
+    def tell(self, conversation_id: UUID, frame: wire.ServerFrame) -> None:
+        """A frame to the tabs that show a conversation. What is not about a turn costs no credit."""
+        for watcher in list(self._watchers_of.get(conversation_id, ())):
+            watcher.reply(frame)
 
     def add(self, turn: LiveTurn) -> None:
         """Register a turn and show its beginning to the tabs that watch its conversation.
@@ -268,6 +278,10 @@ class Watcher:
         if turn is not None:
             self.show(turn)
 
+    def follows(self, conversation_id: UUID) -> bool:
+        """Whether it is among those that this tab watches."""
+        return conversation_id in self._conversations
+
     def unwatch(self, conversation_id: UUID) -> bool:
         """Follow it no longer; what it had not acknowledged there is forgiven. False: it was not followed."""
         if conversation_id not in self._conversations:
@@ -277,6 +291,7 @@ class Watcher:
         watchers.discard(self)
         if not watchers:
             self._live._watchers_of.pop(conversation_id, None)
+            self._live.on_left(conversation_id)
         lagging = [message_id for message_id, lag in self._lags.items() if lag.turn.conversation_id == conversation_id]
         unacked = [message_id for message_id, sent in self._unacked.items() if sent.conversation_id == conversation_id]
         for message_id in (*lagging, *unacked):

@@ -169,7 +169,7 @@ class Past:
     def __init__(
         self, conversation: Conversation, history: Sequence[HistoryMessage], asked: Sequence[llm.ChatMessage] = ()
     ) -> None:
-        if history[0].role != Role.USER:  # its question has not been read
+        if history and history[0].role != Role.USER:  # its question has not been read
             history = history[1:]
         self._conversation = conversation
         self._history = history

@@ -23,8 +23,8 @@ from chatapp.errors import ChatError, Conflict, StorageUnavailable
 from chatapp.markdown import render_blocks
 from chatapp.models import Generation, Message, MessageStatus, PrefixBreak, User
 from chatapp.services import turns
-from chatapp.turn import preparation
 from chatapp.turn.live import Live, LiveTurn
+from chatapp.turn.preparation import preparation
 from chatapp.turn.prompt import Plan, past_of, plan_turn
 from chatapp.turn.stream import Publisher, Reply
 from chatapp.turn.writer import Ending, Writer
@@ -78,7 +78,7 @@ async def _start(
     # From the clock: a reply that is continued, even after a restart, goes on above the seqs that tabs have seen of it.
     first_seq = int(1000 * time.time())
     turn = LiveTurn(rows.conversation.id, rows.assistant_message.id, user.pk, on_text, seq=first_seq)
-    preparation.cancel(turn.conversation_id)
+    preparation.turn_began(turn.conversation_id)
     live.add(turn)
     turn.task = _spawn(_run_turn(live, turn, plan, rows.thinking_s, ticket))
     _spawn(hints.aconversation_changed(user.pk, rows.conversation.id, title=rows.conversation.title))
@@ -200,7 +200,7 @@ async def _run_turn(live: Live, turn: LiveTurn, plan: Plan, thinking_s: float, t
         logger.warning("message %s had been closed or deleted before its turn ended", turn.message_id)
         llm.purge(turn.conversation_id)  # the purge at its deletion came before the last of its KV
     else:
-        preparation.start(turn.conversation_id, turn.user_id, plan, reply)
+        preparation.turn_ended(turn, plan, reply)
     await hints.aconversation_changed(turn.user_id, turn.conversation_id)
 
 
@@ -354,7 +354,7 @@ def turn_stats(numbers: turns.GenerationNumbers | Generation) -> wire.TurnStats:
 async def drain(live: Live, *, grace_s: float = 8.0) -> None:
     """Let running turns end, interrupt and store the rest, close every socket. New ones must be refused already."""
     llm.drain()
-    preparation.cancel_all()
+    preparation.end()
     live.broadcast(wire.ServerDraining())
     await _wait(grace_s)
     for turn in live.turns:

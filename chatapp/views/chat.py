@@ -198,6 +198,7 @@ def _data(
             ("cold", "conversation_cold"),
             ("rename", "conversation_rename"),
             ("pin", "conversation_pin"),
+            ("archive", "conversation_archive"),
             ("delete", "conversation_delete"),
         )
     }
@@ -221,6 +222,8 @@ def _data(
         "engine": engine_state,
         "model": choice.current,
         "hasShortcuts": user.preferences.get("shortcuts", True),
+        "readsDrafts": user.preferences.get("drafts", True),
+        "isArchived": conversation is not None and conversation.is_archived,
     }
 
 

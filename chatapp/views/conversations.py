@@ -1,4 +1,4 @@
-"""The list of conversations and the small changes to one: rename, pin, another branch, delete.
+"""The list of conversations and the small changes to one: rename, pin, archive, another branch, delete.
 
 Each change is told to the person's other tabs; it has been committed by then.
 """
@@ -14,7 +14,7 @@ from django.views.decorators.http import require_POST, require_safe
 
 from chatapp import hints, model_catalogue, selectors
 from chatapp.errors import Invalid
-from chatapp.forms import BranchForm, PinForm
+from chatapp.forms import ArchiveForm, BranchForm, PinForm
 from chatapp.services import conversations
 from chatapp.turn import switch
 from chatapp.views.access import person, person_required
@@ -25,9 +25,23 @@ from chatapp.views.sidebar import listing
 @require_safe
 @person_required
 def index(request: HttpRequest) -> HttpResponse:
-    """One page of the list as HTML rows, those with `q` in the title; `cursor` comes from the page before."""
-    found = listing(person(request), query=request.GET.get("q", "")[:200], cursor=request.GET.get("cursor", ""))
-    context = {"groups": found.groups, "next_page": found.next_cursor, "query": found.query, "current_id": None}
+    """One page of the list as HTML rows, those with `q` in the title; `cursor` comes from the page before.
+
+    archived: those that have been put away, instead of the others.
+    """
+    found = listing(
+        person(request),
+        query=request.GET.get("q", "")[:200],
+        cursor=request.GET.get("cursor", ""),
+        is_archived=bool(request.GET.get("archived")),
+    )
+    context = {
+        "groups": found.groups,
+        "next_page": found.next_cursor,
+        "query": found.query,
+        "is_archive": found.is_archive,
+        "current_id": None,
+    }
     return render(request, "chat/list.html", context)
 
 
@@ -48,6 +62,18 @@ def pin(request: HttpRequest, conversation_id: uuid.UUID) -> HttpResponse:
     form.is_valid()  # a missing box is an unticked one: nothing to refuse
     conversations.conversation_pin(
         user=person(request), conversation_id=conversation_id, is_pinned=form.cleaned_data["is_pinned"]
+    )
+    hints.conversation_changed(person(request).pk, conversation_id)
+    return JsonResponse({})
+
+
+@require_POST
+@person_required
+def archive(request: HttpRequest, conversation_id: uuid.UUID) -> HttpResponse:
+    form = ArchiveForm(request.POST)
+    form.is_valid()  # as above
+    conversations.conversation_archive(
+        user=person(request), conversation_id=conversation_id, is_archived=form.cleaned_data["is_archived"]
     )
     hints.conversation_changed(person(request).pk, conversation_id)
     return JsonResponse({})

@@ -1,4 +1,4 @@
-"""The list of conversations as the page shows it: pinned ones, then groups by day."""
+"""The list of conversations as the page shows it: pinned ones, then groups by day; or what has been put away."""
 
 from __future__ import annotations
 
@@ -21,6 +21,7 @@ class Row:
     title: str
     is_pinned: bool
     is_running: bool
+    is_archived: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -37,14 +38,16 @@ class Listing:
     groups: list[Group]
     next_cursor: str
     query: str
+    is_archive: bool = False
 
 
-def listing(user: User, *, query: str = "", cursor: str = "") -> Listing:
-    """One page of the list; a fixed number of queries. Raises Invalid for a bad cursor."""
+def listing(user: User, *, query: str = "", cursor: str = "", is_archived: bool = False) -> Listing:
+    """One page of the list, or of the archive; a fixed number of queries. Raises Invalid for a bad cursor."""
     found = search.conversations_with(user, query) if query else None
-    page = selectors.conversation_list(user, query=query, found=found, cursor=cursor)
+    page = selectors.conversation_list(user, query=query, found=found, cursor=cursor, is_archived=is_archived)
     running = selectors.running_ids(user, [conversation.id for conversation in page.conversations])
-    return Listing(_grouped(page.conversations, running, timezone.localdate()), page.next_cursor, query)
+    groups = _grouped(page.conversations, running, timezone.localdate())
+    return Listing(groups, page.next_cursor, query, is_archived)
 
 
 def _grouped(conversations: Sequence[Conversation], running: set[UUID], today: date) -> list[Group]:
@@ -57,7 +60,7 @@ def _grouped(conversations: Sequence[Conversation], running: set[UUID], today: d
         "older": _("Older"),
     }
     return [
-        Group(key, names[key], [Row(c.id, c.title, c.is_pinned, c.id in running) for c in found])
+        Group(key, names[key], [Row(c.id, c.title, c.is_pinned, c.id in running, c.is_archived) for c in found])
         for key, found in groupby(conversations, key=lambda conversation: _group_key(conversation, today))
     ]
 

@@ -32,7 +32,10 @@ const transcript = new Transcript(byId("transcript"));
 const choice = new Choice({
   page, urls, requests,
   conversation: () => conversation,
-  onModel: () => model.refresh(),
+  onModel: () => {
+    model.refresh();
+    composer.retellDraft();
+  },
 });
 const model = new Model(
   byId("model-chip"), byId("model-card"), page.engine,
@@ -41,12 +44,14 @@ const model = new Model(
 );
 const composer = new Composer(byId("composer"), store, page.limits.messageChars, {
   onSend: (text) => conversation.send(text),
+  onDraft: (text) => conversation.draft(text),
   onStop: () => conversation.stop(),
   onEditLast: () => editMessage(transcript.lastOf("user")),
 });
 const sidebar = new Sidebar({
   urls, requests, store,
   current: page.conversation,
+  onArchived: (id, isArchived) => { if (id === conversation.id) conversation.setArchived(isArchived); },
   onRenamed: (id, title) => { if (id === conversation.id) conversation.showTitle(title); },
   onDeleted: (id) => { if (id === conversation.id) conversation.gone(); },
 });

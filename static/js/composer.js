@@ -1,5 +1,6 @@
 /* The field a message is written in. It is never switched off: what is written during a reply waits for its end. */
 
+import { Drafts } from "./drafts.js";
 import { countChars, isBlank, number } from "./format.js";
 import { fill, gettext } from "./i18n.js";
 import { isSendKey } from "./keys.js";
@@ -9,8 +10,9 @@ const SHOW_LIMIT_FROM = 0.8;
 export class Composer {
   #draftName = "";
   #saveTimer;
+  #note = "";
 
-  /** onSend(text) says whether it took the text; onStop(); onEditLast(). */
+  /** onSend(text) says whether it took the text; onDraft(text or null), whether it was told; onStop(); onEditLast(). */
   constructor(form, store, maxChars, handlers) {
     this.form = form;
     this.store = store;
@@ -21,6 +23,7 @@ export class Composer {
     this.sendButton = form.querySelector('[type="submit"]');
     this.stopButton = form.querySelector(".is-stop");
     this.isRunning = false;
+    this.drafts = new Drafts((text) => handlers.onDraft(text));
     form.addEventListener("submit", (event) => {
       event.preventDefault();
       this.#send();
@@ -62,7 +65,22 @@ export class Composer {
   }
 
   setRunning(isRunning) {
+    const hasEnded = this.isRunning && !isRunning;
     this.isRunning = isRunning;
+    if (hasEnded) this.retellDraft();
+    this.#draw();
+  }
+
+  /** The server does not know what is being written: it is another one, or had something better to do. */
+  retellDraft() {
+    this.drafts.forget();
+    this.#tellDraft();
+  }
+
+  /** A quiet sentence in place of the usual hint; "" takes it away. */
+  setNote(text) {
+    if (text === this.#note) return;
+    this.#note = text;
     this.#draw();
   }
 
@@ -75,6 +93,7 @@ export class Composer {
     if (isBlank(text) || this.#excess() > 0) return;
     if (!this.handlers.onSend(text)) return;
     this.field.value = "";
+    this.drafts.forget();
     this.#save();
     this.#draw();
     this.field.focus();
@@ -92,7 +111,13 @@ export class Composer {
   #changed() {
     clearTimeout(this.#saveTimer);
     this.#saveTimer = setTimeout(() => this.#save(), 300);
+    this.#tellDraft();
     this.#draw();
+  }
+
+  #tellDraft() {
+    const text = this.field.value;
+    this.drafts.changed(isBlank(text) || this.#excess() > 0 ? "" : text);
   }
 
   #save() {
@@ -130,6 +155,7 @@ export class Composer {
       return fill(gettext("%(count)s of %(max)s characters"), { count: number(countChars(this.field.value)), max: number(this.maxChars) });
     }
     if (this.isRunning && !isEmpty) return gettext("Will be sent when the reply has ended");
+    if (this.#note) return this.#note;
     if (matchMedia("(pointer: coarse)").matches) return "";
     return gettext("Enter sends, Shift + Enter begins a new line");
   }

@@ -7,6 +7,7 @@ import { announce, alarm, notify } from "./floating.js";
 import { lengthText } from "./format.js";
 import { fill, gettext } from "./i18n.js";
 import { newId } from "./ids.js";
+import { Preparing } from "./preparing.js";
 import * as message from "./message.js";
 import * as outbox from "./outbox.js";
 import { applyFrame, newTurn } from "./turns.js";
@@ -30,6 +31,8 @@ export class Conversation {
     this.isStored = page.conversation !== null;
     this.id = page.conversation ?? outbox.firstNew(this.entries)?.conversation ?? newId();
     this.title = page.title;
+    this.readsDrafts = page.readsDrafts;
+    this.preparing = new Preparing(composer, model, page.isArchived);
     composer.keepDraft(this.isStored ? this.id : "new");
     this.#drawOutbox();
     this.#showRunning();
@@ -79,6 +82,20 @@ export class Conversation {
 
   continue(id) {
     this.#ask({ type: "turn.continue", conversation: this.id, message: id });
+  }
+
+  /** Let the engine read along; null takes it back. False when that cannot be told, or would be of no use, now. */
+  draft(text) {
+    const isFirst = !this.isStored;
+    if (!this.readsDrafts || this.isRunning || (isFirst && outbox.of(this.entries, this.id).length > 0)) return false;
+    const chosen = isFirst ? this.choice.forNew : {};
+    const frame = { type: "draft.warm", conversation: this.id, text, is_new: isFirst, ...chosen };
+    return this.socket.fits(frame) && this.socket.send(frame);
+  }
+
+  /** It has been put away, or taken back out. */
+  setArchived(isArchived) {
+    this.preparing.setArchived(isArchived);
   }
 
   /** False when the text was not taken and the editor has to stay open. */
@@ -138,9 +155,11 @@ export class Conversation {
       if (!isFirst) this.#reread();
     }
     this.#flush();
+    this.composer.retellDraft();
   }
 
   lost() {
+    this.preparing.clear();
     this.#drawOutbox();
   }
 
@@ -152,6 +171,7 @@ export class Conversation {
       case "turn.delta":
       case "turn.end": return this.#progressed(frame);
       case "conversation.changed": return this.#changed(frame);
+      case "prepared": return frame.conversation === this.id && this.preparing.show(frame);
       case "error": return this.#refused(frame);
       case "pong": return this.#ponged();
       default: return undefined; // server.draining: the line will close, and be opened again
@@ -182,6 +202,7 @@ export class Conversation {
     if (frame.conversation !== this.id) return this.sidebar.touch(frame.conversation);
     this.#newsAt = performance.now();
     this.choice.clear();
+    this.preparing.turnBegan();
     if (!this.isStored) this.#becomeStored();
     this.#setTitle(frame.title);
     this.sidebar.touch(this.id);
@@ -228,6 +249,7 @@ export class Conversation {
     }
     if (frame.title) this.#setTitle(frame.title);
     if (!this.isStored || performance.now() - this.#newsAt <= OWN_HINT_MS) return;
+    this.sidebar.refreshSoon(); // pinned or put away in another tab, perhaps
     this.#reread();
     this.choice.sync();
   }

@@ -31,6 +31,13 @@ export class Model {
     this.onChange(this.state);
   }
 
+  /** A sentence about how much of the conversation it has read; "" says nothing. */
+  showRead(sentence) {
+    const line = this.card.querySelector(".model-read");
+    line.textContent = sentence;
+    line.hidden = sentence === "";
+  }
+
   #showNotes(notes) {
     const list = this.card.querySelector(".model-notes");
     list.hidden = notes.length === 0;

@@ -1,6 +1,6 @@
-/* The list of conversations: search, the menu of a row, rename, pin, delete; a sheet on narrow screens. */
+/* The list of conversations: search, the archive, the menu of a row; a sheet on narrow screens. */
 
-import { openNextTo } from "./floating.js";
+import { announce, openNextTo } from "./floating.js";
 import { fill, gettext } from "./i18n.js";
 import { onEnter } from "./keys.js";
 
@@ -10,11 +10,12 @@ const NARROW = "(max-width: 52rem)";
 export class Sidebar {
   refreshTimer;
   #query = "";
+  #isArchive = false; // shown instead of the list
   #searchTimer;
 
-  /** onRenamed(id, title), onDeleted(id): what the rest of the page has to know. */
-  constructor({ urls, requests, store, current, onRenamed, onDeleted }) {
-    Object.assign(this, { urls, requests, store, onRenamed, onDeleted });
+  /** onArchived(id, isArchived), onRenamed(id, title), onDeleted(id): what the rest of the page has to know. */
+  constructor({ urls, requests, store, current, onArchived, onRenamed, onDeleted }) {
+    Object.assign(this, { urls, requests, store, onArchived, onRenamed, onDeleted });
     this.current = current;
     this.shell = document.getElementById("shell");
     this.element = document.getElementById("sidebar");
@@ -86,17 +87,25 @@ export class Sidebar {
         this.refresh();
       }, SEARCH_AFTER_MS);
     });
+    this.archiveToggle = document.getElementById("archive-toggle");
+    this.archiveToggle.addEventListener("click", () => this.#showArchive(!this.#isArchive));
     this.list.addEventListener("click", (event) => {
       const more = event.target.closest("[data-next]");
       if (more) this.#more(more);
     });
   }
 
+  #showArchive(isShown) {
+    this.#isArchive = isShown;
+    this.archiveToggle.setAttribute("aria-pressed", String(isShown));
+    return this.refresh();
+  }
+
   /** Read the list again from the server. */
   async refresh() {
-    const query = this.#query;
+    const [query, isArchive] = [this.#query, this.#isArchive];
     const html = await this.requests.text(this.#address(query, ""));
-    if (query !== this.#query) return; // typed on in the meantime
+    if (query !== this.#query || isArchive !== this.#isArchive) return; // something else is wanted in the meantime
     this.list.innerHTML = html; // drawn by the server, titles escaped
     this.setCurrent(this.current);
   }
@@ -111,7 +120,7 @@ export class Sidebar {
   touch(id) {
     const row = this.row(id);
     const today = this.list.querySelector('[data-group="today"] ul');
-    if (!row || (!today && !("pinned" in row.dataset))) return this.refresh();
+    if (this.#isArchive || !row || (!today && !("pinned" in row.dataset))) return this.refresh();
     const section = row.closest("section");
     if ("pinned" in row.dataset) section.querySelector("ul").prepend(row);
     else today.prepend(row);
@@ -133,7 +142,7 @@ export class Sidebar {
   }
 
   #address(query, cursor) {
-    return `${this.urls.conversations}?${new URLSearchParams({ q: query, cursor })}`;
+    return `${this.urls.conversations}?${new URLSearchParams({ q: query, cursor, archived: this.#isArchive ? "on" : "" })}`;
   }
 
   row(id) {
@@ -177,6 +186,7 @@ export class Sidebar {
       if (!button) return;
       this.chosen = this.#describe(button.closest("li"));
       this.menu.classList.toggle("is-pinned", this.chosen.isPinned);
+      this.menu.classList.toggle("is-archived", this.chosen.isArchived);
       openNextTo(this.menu, button);
     });
     this.menu.addEventListener("click", (event) => {
@@ -184,6 +194,7 @@ export class Sidebar {
       if (!action) return;
       this.menu.hidePopover();
       if (action === "pin") this.#pin(this.chosen);
+      if (action === "archive") this.#archive(this.chosen);
       if (action === "rename") this.rename(this.chosen);
       if (action === "delete") this.delete(this.chosen);
     });
@@ -192,11 +203,23 @@ export class Sidebar {
   }
 
   #describe(row) {
-    return { id: row.dataset.conversation, title: row.querySelector(".title").textContent, isPinned: "pinned" in row.dataset };
+    return {
+      id: row.dataset.conversation, title: row.querySelector(".title").textContent,
+      isPinned: "pinned" in row.dataset, isArchived: "archived" in row.dataset,
+    };
   }
 
   async #pin({ id, isPinned }) {
     await this.requests.post(this.urls.pin(id), { is_pinned: isPinned ? "" : "on" });
+    await this.refresh();
+  }
+
+  async #archive({ id, title, isArchived }) {
+    await this.requests.post(this.urls.archive(id), { is_archived: isArchived ? "" : "on" });
+    this.remove(id);
+    this.archiveToggle.focus(); // where it has gone, or come from
+    this.onArchived(id, !isArchived);
+    announce(fill(isArchived ? gettext("“%(title)s” is in the list again") : gettext("“%(title)s” has been archived"), { title }));
     await this.refresh();
   }
 

@@ -84,6 +84,22 @@
         const delay = retryDelay(attempt, random);
         return delay >= 250 && delay <= 30000 ? null : delay;
     }).filter((delay) => delay !== null),
+    drafts: ({ isWorthTelling }, random) => {
+        const problems = [];
+        for (let run = 0; run < 50; run += 1) {
+            let [told, numTold, text] = ['', 0, ''];
+            while (text.length < 100_000) {
+                text += 'x'.repeat(1 + Math.floor(random() * 400)); // typed, or pasted
+                if (!isWorthTelling(text, told)) continue;
+                if (text.length - told.length < 160) problems.push('a few words are told');
+                told = text;
+                numTold += text.length;
+            }
+            if (numTold > 12 * text.length) problems.push('the same is told again and again');
+            if (text.length - told.length > 400 + text.length / 10) problems.push('much is not told');
+        }
+        return [...new Set(problems)];
+    },
     keys: ({ isSendKey, isEnter, shortcut }) => {
         const key = (init) => ({ key: 'Enter', keyCode: 13, isComposing: false, ...init });
         return [

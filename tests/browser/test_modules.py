@@ -23,7 +23,14 @@ PRELUDE = """async ({ name, body }) => {
 
 @pytest.mark.parametrize(
     ("name", "body"),
-    [("turns", "stream"), ("outbox", "outbox"), ("socket", "delays"), ("keys", "keys"), ("format", "format")],
+    [
+        ("turns", "stream"),
+        ("outbox", "outbox"),
+        ("socket", "delays"),
+        ("keys", "keys"),
+        ("format", "format"),
+        ("drafts", "drafts"),
+    ],
 )
 def test_a_pure_module_keeps_its_promises(page: Page, name: str, body: str) -> None:
     call = PRELUDE.replace("CASES", CASES.read_text())

@@ -22,6 +22,7 @@ from chatapp.models import Message, User
 from chatapp.services.accounts import owner_create
 from chatapp.turn import run
 from chatapp.turn.live import Live, LiveTurn
+from chatapp.turn.preparation import preparation
 from tests.chatapp.fake_worker import FakeWorker
 
 
@@ -69,6 +70,7 @@ def worker() -> Iterator[FakeWorker]:
     fake = FakeWorker()
     llm.start(fake)
     yield fake
+    preparation.end()
     llm.shutdown()
     llm.host.handle.worker = None  # as in a process that has never had one
 

@@ -101,7 +101,10 @@ class ByteTemplate:
 
 
 class FakeWorker:
-    """Holds requests until the test answers them with `write` and `finish`."""
+    """Holds requests until the test answers them with `write` and `finish`.
+
+    Those that only prefill are kept apart, and are done at once unless the test is_holding them.
+    """
 
     used_bytes, max_bytes = 0, 1 << 30
 
@@ -113,6 +116,10 @@ class FakeWorker:
         self.requests: list[Request] = []
         self.models: list[str] = []  # that the requests were for
         self.purged: list[str] = []
+        self.prefills: list[Request] = []
+        self.is_holding = False
+        self.hints: list[tuple[str, float]] = []  # tag and seconds of protection; -1: archived
+        self.has_room = True  # to load a model without another one leaving
         self.num_cached = 0  # of any prompt
         self.opened_of: dict[str, Any] = {}  # by model, where it is not `opened`
         self._listeners: dict[str, Callable[[Event], None]] = {}
@@ -153,11 +160,18 @@ class FakeWorker:
     def submit(self, name: str, request: Request, on_event: Callable[[Event], None]) -> None:
         if self.state != "running" or (request.is_prefill_only and self.model_state != "ready"):
             raise EngineStopped
-        self.requests.append(request)
-        self.models.append(name)
+        if request.is_prefill_only:
+            self.prefills.append(request)
+        else:
+            self.requests.append(request)
+            self.models.append(name)
         self._listeners[request.request_id] = on_event
         self._written[request.request_id] = []
         on_event(ProgressEvent(request.request_id, Stage.QUEUED))
+        if request.is_prefill_only and not self.is_holding:
+            num_tokens = len(request.prompt_ids)
+            self.read(num_tokens, num_tokens, request.request_id)
+            self.finish(FinishReason.PREFILLED, request_id=request.request_id)
 
     def cancel(self, request_id: str) -> None:
         if request_id in self._listeners:
@@ -166,6 +180,17 @@ class FakeWorker:
     def purge(self, tag: str) -> Future[int]:
         self.purged.append(tag)
         return Future()
+
+    def protect(self, tag: str, seconds: float) -> None:
+        self.hints.append((tag, seconds))
+
+    def archive(self, tag: str) -> None:
+        self.hints.append((tag, -1))
+
+    def load_if_free(self, name: str) -> bool:
+        if self.has_room:
+            self.model_state = "ready"
+        return self.has_room
 
     def stats(self, name: str = "") -> EngineStats:
         return EngineStats(num_running=len(self._listeners))
@@ -207,7 +232,7 @@ class FakeWorker:
         """The end. ids: what decodes to the whole text, when that is not what has been written."""
         request_id = request_id or self.requests[-1].request_id
         written = self._written[request_id]
-        num_prompt = len(next(r for r in self.requests if r.request_id == request_id).prompt_ids)
+        num_prompt = len(next(r for r in self.requests + self.prefills if r.request_id == request_id).prompt_ids)
         stats = RequestStats(
             num_prompt_tokens=num_prompt,
             num_reused_ram=num_prompt // 2,

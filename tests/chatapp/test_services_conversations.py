@@ -1,4 +1,4 @@
-"""Names, pins and deletion of conversations."""
+"""Names, pins, the archive and deletion of conversations."""
 
 from __future__ import annotations
 
@@ -7,11 +7,17 @@ from typing import Any
 
 import pytest
 
-from chatapp import llm
+from chatapp import llm, selectors
 from chatapp.errors import Invalid, NotFound
 from chatapp.models import Conversation, Generation, Message, TitleSource, User
 from chatapp.services import accounts, turns
-from chatapp.services.conversations import branch_select, conversation_delete, conversation_pin, conversation_rename
+from chatapp.services.conversations import (
+    branch_select,
+    conversation_archive,
+    conversation_delete,
+    conversation_pin,
+    conversation_rename,
+)
 from tests.chatapp.rows import close, long_conversation, send, turn
 
 pytestmark = pytest.mark.django_db
@@ -62,6 +68,48 @@ def test_conversation_of_another_person_is_not_found(alice: User, bob: User, pur
             change()
     assert Conversation.objects.get().title == "Hello"
     assert purged == []
+
+
+def test_what_is_archived_says_so_to_the_engine_and_leaves_the_list_until_it_goes_on(
+    alice: User, monkeypatch: pytest.MonkeyPatch, django_capture_on_commit_callbacks: Any
+) -> None:
+    told: list[tuple[str, uuid.UUID]] = []
+    monkeypatch.setattr(llm, "archive", lambda conversation_id: told.append(("archive", conversation_id)))
+    monkeypatch.setattr(llm, "protect", lambda conversation_id, seconds: told.append(("protect", conversation_id)))
+    kept, away = turn(alice).conversation, turn(alice)
+    conversation_id = away.conversation.id
+    with django_capture_on_commit_callbacks(execute=True):
+        conversation_archive(user=alice, conversation_id=conversation_id, is_archived=True)
+        assert told == []
+    assert [c.id for c in selectors.conversation_list(alice).conversations] == [kept.id]
+    assert [c.id for c in selectors.conversation_list(alice, is_archived=True).conversations] == [conversation_id]
+    with django_capture_on_commit_callbacks(execute=True):
+        conversation_archive(user=alice, conversation_id=conversation_id, is_archived=False)
+    assert told == [("archive", conversation_id), ("protect", conversation_id)]
+    assert not selectors.conversation_list(alice, is_archived=True).conversations
+
+
+@pytest.mark.parametrize("kind", ["send", "edit", "regenerate"])
+def test_a_new_turn_takes_a_conversation_out_of_the_archive(alice: User, kind: str) -> None:
+    made = turn(alice)
+    conversation = made.conversation
+    conversation_archive(user=alice, conversation_id=conversation.id, is_archived=True)
+    ids: dict[str, Any] = {"user": alice, "conversation_id": conversation.id, "client_id": uuid.uuid4()}
+    if kind == "send":
+        turns.send_create(**ids, text="On we go", parent_id=made.assistant_message.id)
+    elif kind == "edit":
+        turns.edit_create(**ids, message_id=made.user_message.id, text="Otherwise")
+    else:
+        turns.regenerate_create(**ids, message_id=made.assistant_message.id)
+    assert [c.id for c in selectors.conversation_list(alice).conversations] == [conversation.id]
+
+
+def test_what_is_renamed_or_shown_stays_in_the_archive(alice: User) -> None:
+    made = turn(alice)
+    conversation_archive(user=alice, conversation_id=made.conversation.id, is_archived=True)
+    conversation_rename(user=alice, conversation_id=made.conversation.id, title="Another")
+    branch_select(user=alice, conversation_id=made.conversation.id, message_id=made.user_message.id)
+    assert Conversation.objects.get().is_archived
 
 
 def test_delete_removes_all_rows_and_purges_after_the_commit(

@@ -15,8 +15,9 @@ from asgiref.sync import sync_to_async
 from chatapp import llm, wire
 from chatapp.models import Conversation, Generation, Message, Preset, ThinkingInHistory, User
 from chatapp.services.conversations import conversation_delete
-from chatapp.turn import preparation, run
+from chatapp.turn import run
 from chatapp.turn.live import Live, LiveTurn
+from chatapp.turn.preparation import preparation
 from tests.chatapp.thinking_engine import ThinkingEngine
 from tests.inference.thinking_templates import THINKING
 
@@ -57,7 +58,7 @@ async def answered(
 async def prepared() -> None:
     """The engine has had a quiet moment."""
     async with asyncio.timeout(20):
-        while preparation._running:
+        while not preparation.is_idle:
             await asyncio.sleep(0.002)
 
 
@@ -116,8 +117,8 @@ async def test_without_a_quiet_moment_reuse_ends_where_the_thinking_stood_and_th
     await policy(alice, ThinkingInHistory.TEMPLATE)  # which strips
     async with engine_of("switched") as engine:
         first = await answered(engine, alice, "When?", REPLY)
-        assert preparation._running
-        preparation.cancel_all()  # as a question does that comes at once
+        assert not preparation.is_idle
+        preparation.drop(first.conversation_id)  # as a question does that comes at once
         second = await answered(engine, alice, "Who?", REPLY, first)
         before, now = await numbers_of(first), await numbers_of(second)
         assert now.num_reused_ram == before.num_prompt_tokens  # the answer begins with another token than <think>
@@ -145,9 +146,9 @@ async def test_a_new_turn_ends_a_preparation_in_its_conversation(alice: User) ->
     await policy(alice, ThinkingInHistory.STRIP)
     async with engine_of("switched") as engine:
         first = await answered(engine, alice, "When?", REPLY)
-        assert list(preparation._running) == [first.conversation_id]
+        assert ("history", first.conversation_id) in preparation._spare_time
         await answered(engine, alice, "Who?", "No thought.", first)
-        assert not preparation._running  # nothing is taken out of that reply
+        assert ("history", first.conversation_id) not in preparation._spare_time  # nothing is taken out of that reply
 
 
 async def test_thinking_switched_off_is_told_to_the_model(alice: User) -> None:
@@ -168,7 +169,7 @@ async def test_of_a_conversation_that_was_deleted_meanwhile_nothing_stays(alice:
     await policy(alice, ThinkingInHistory.STRIP)
     async with engine_of("switched") as engine:
         first = await answered(engine, alice, "When?", REPLY)
-        assert preparation._running
+        assert not preparation.is_idle
         await sync_to_async(conversation_delete)(user=alice, conversation_id=first.conversation_id)
         await prepared()
         again = await answered(engine, alice, "When?", REPLY)

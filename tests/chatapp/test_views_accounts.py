@@ -122,7 +122,10 @@ def test_settings_are_kept_and_used(client: Client, alice: User) -> None:
     response = client.post(reverse("settings"), {"theme": "dark", "language": "zh-hans"})
     assert response.status_code == 302
     alice.refresh_from_db()
-    assert (alice.language, alice.preferences) == ("zh-hans", {"other": 1, "theme": "dark", "shortcuts": False})
+    assert (alice.language, alice.preferences) == (
+        "zh-hans",
+        {"other": 1, "theme": "dark", "shortcuts": False, "drafts": False},
+    )
     html = client.get("/").content.decode()
     assert '<html lang="zh-hans" dir="ltr" data-theme="dark">' in html
     assert '"hasShortcuts": false' in html

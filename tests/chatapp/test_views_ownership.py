@@ -42,6 +42,7 @@ MATRIX = {
     "conversation_branch": Row(OK, NOT_FOUND, LOGIN, "post", lambda rows: {"message": str(rows.assistant_message.id)}),
     "conversation_rename": Row(OK, NOT_FOUND, LOGIN, "post", lambda rows: {"title": "Another"}),
     "conversation_pin": Row(OK, NOT_FOUND, LOGIN, "post", lambda rows: {"is_pinned": "on"}),
+    "conversation_archive": Row(OK, NOT_FOUND, LOGIN, "post", lambda rows: {"is_archived": "on"}),
     "conversation_delete": Row(OK, NOT_FOUND, LOGIN, "post"),
     "conversations": Row(OK, OK, LOGIN),
     "login": Row(MOVED, MOVED, OK),
@@ -95,6 +96,7 @@ def test_another_person_is_told_that_it_does_not_exist(name: str, client: Client
     conversation = Conversation.objects.get(id=rows.conversation.id)
     assert conversation.title == rows.conversation.title
     assert not conversation.is_pinned
+    assert not conversation.is_archived
 
 
 @pytest.mark.parametrize("name", ROUTES)

@@ -81,6 +81,20 @@ def test_a_cursor_that_is_none_is_refused(client: Client, alice: User) -> None:
     assert client.get(reverse("conversations"), {"cursor": "1.x"}).status_code == 400
 
 
+def test_the_archive_is_a_list_of_its_own(client: Client, alice: User, bob: User) -> None:
+    away, kept = many_conversations(alice, 2)
+    client.force_login(alice)
+    answer = client.post(reverse("conversation_archive", args=[away.id]), {"is_archived": "on"})
+    assert answer.status_code == 200
+    found = [
+        re.findall(r'data-conversation="([^"]+)"', client.get(reverse("conversations"), query).content.decode())
+        for query in ({}, {"archived": "on"}, {"archived": "on", "q": "Title 1"})
+    ]
+    assert found == [[str(kept.id)], [str(away.id)], []]
+    client.post(reverse("conversation_archive", args=[away.id]), {"is_archived": ""})
+    assert "Nothing is archived." in client.get(reverse("conversations"), {"archived": "on"}).content.decode()
+
+
 @pytest.mark.parametrize("num", [1, 50])
 def test_the_list_asks_a_fixed_number_of_times(alice: User, num: int, django_assert_num_queries: Any) -> None:
     many_conversations(alice, num)

@@ -24,6 +24,9 @@ class PacedWorker(FakeWorker):
         self._cancelled: dict[str, threading.Event] = {}
 
     def submit(self, name: str, request: Request, on_event: Callable[[Event], None]) -> None:
+        if request.is_prefill_only:
+            super().submit(name, request, on_event)
+            return
         self._cancelled[request.request_id] = threading.Event()
         on_event(ProgressEvent(request.request_id, Stage.QUEUED))
         threading.Thread(target=self._answer, args=(request, on_event), daemon=True).start()
