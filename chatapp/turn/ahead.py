@@ -41,11 +41,17 @@ def history_of(conversation: Conversation, history: Sequence[HistoryMessage]) ->
 
 
 def draft_of(conversation: Conversation, history: Sequence[HistoryMessage], text: str) -> llm.Prompt | None:
-    """What it begins with if this is asked and the text may go on. None: with nothing of the text. As history_of.
+    """What it begins with if this is asked and the text may go on. As history_of.
+
+    None: with nothing of the text, which is short, or will have in front of it what is recalled for it.
 
     The last tokens are left out: when a word goes on they become others. More may change than that, which costs some
     work and nothing else: what is reused is found by comparing tokens.
     """
-    prompt = Past(conversation, history, [llm.ChatMessage("user", text)]).fit(rules_of(conversation)).prompt
+    past = Past(conversation, history, [llm.ChatMessage("user", text)])
+    fitted = past.fit(rules_of(conversation))
+    if history and conversation.has_recall and past.num_outside(fitted.first):
+        return None
+    prompt = fitted.prompt
     start, stop = prompt.spans[-1]
     return replace(prompt, ids=prompt.ids[: stop - _LOOSE_TOKENS]) if stop - _LOOSE_TOKENS > start else None

@@ -145,6 +145,29 @@ async def test_a_draft_for_a_preset_or_model_that_is_not_there_is_no_trouble(ali
     assert worker.prefills == []
 
 
+@pytest.mark.parametrize("has_recall", [True, False])
+async def test_in_a_long_conversation_the_window_is_that_of_the_send(
+    alice: User, worker: FakeWorker, has_recall: bool
+) -> None:
+    """Of 4,096 tokens a reply gets 512; past 85 % of the rest turns leave until 55 % are left."""
+    made = await sync_to_async(rows.turn)(alice, "x" * 1500, "y" * 1500)
+    await Conversation.objects.aupdate(has_recall=has_recall, context_policy="truncate")
+    async with opened(alice) as socket:
+        await socket.send(watch(made))
+        await settled(socket)
+        await socket.send(draft(made.conversation.id))
+        await settled(socket)
+        history, *drafts = worker.prefills
+        await socket.ask(after(made, TEXT))
+        await until(lambda: len(worker.requests) == 1)
+    asked = worker.requests[0].prompt_ids.tolist()
+    assert len(history.prompt_ids) > 3000
+    assert len(asked) < 1000  # the draft alone
+    assert len(drafts) == (0 if has_recall else 1)  # else something recalled may come in front of it
+    for prepared in drafts:
+        assert asked[: len(prepared.prompt_ids)] == prepared.prompt_ids.tolist()
+
+
 async def test_the_id_of_anothers_conversation_opens_nothing(alice: User, bob: User, worker: FakeWorker) -> None:
     made = await talk(alice)
     async with opened(bob) as socket:
