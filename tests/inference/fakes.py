@@ -102,19 +102,22 @@ class MarkerModel:
         self.num_computed_tokens += len(batch.token_ids)
         P = kv.block_size
         flat = kv.rows.reshape(-1)
-        logits = np.zeros((len(batch.token_ids), VOCAB_SIZE), np.float32)
+        logits: list[F32] = []
+        wanted = {int(row) for row in batch.logits_rows}
         for b, block_table in enumerate(batch.block_tables):
             start, end = int(batch.query_start[b]), int(batch.query_start[b + 1])
             assert int(batch.context_lens[b]) == int(batch.positions[end - 1]) + 1
+            context = np.arange(int(batch.positions[end - 1]) + 1)
+            slots = block_table[context // P].astype(np.int64) * P + context % P
             for t in range(start, end):
                 position = int(batch.positions[t])
-                slots = block_table[np.arange(position + 1) // P].astype(np.int64) * P + np.arange(position + 1) % P
-                assert slots[-1] == batch.slot_mapping[t]
-                previous = int(flat[slots[-2]]) if position else 0
+                assert slots[position] == batch.slot_mapping[t]
+                previous = int(flat[slots[position - 1]]) if position else 0
                 assert position == 0 or previous, f"position {position - 1} was never computed"
-                flat[slots[-1]] = next_marker(previous, int(batch.token_ids[t]))
-                logits[t] = self.logits(flat[slots], int(batch.token_ids[t]))
-        return logits[batch.logits_rows]
+                flat[slots[position]] = next_marker(previous, int(batch.token_ids[t]))
+                if t in wanted:
+                    logits.append(self.logits(flat[slots[: position + 1]], int(batch.token_ids[t])))
+        return np.array(logits, np.float32).reshape(-1, VOCAB_SIZE)
 
     def logits(self, markers, token_id: int) -> F32:
         if token_id == self.nan_token:

@@ -72,6 +72,36 @@ def test_restart_gives_the_same_bits(engines, tmp_path):
     assert repeated == expected
 
 
+def test_conversation_is_the_same_with_the_cache_on_and_off(engines):
+    """Turn by turn, greedy and sampled, with an answer asked for again and a question edited in the middle."""
+
+    def converse(engine: LLMEngine) -> tuple[list[list[int]], int]:
+        messages, replies, num_reused = [SYSTEM], [], 0
+
+        def ask(*asked: ChatMessage, seed: int) -> list[int]:
+            nonlocal num_reused
+            request = request_of(engine, asked, salt=b"a", tags=("c",))
+            params = replace(request.sampling, temperature=0.0 if seed % 2 else 0.8, seed=seed)
+            events = run(engine, replace(request, sampling=params))["r"]
+            num_reused += finished(events).stats.num_reused_ram
+            replies.append(ids_of(events, engine.tokenizer))
+            return replies[-1]
+
+        for seed, words in enumerate(("What is rain?", "And snow?", "Which of the two is heavier?")):
+            messages.append(ChatMessage("user", words))
+            ids = ask(*messages, seed=seed)
+            ask(*messages, seed=seed + 10)
+            messages.append(ChatMessage("assistant", engine.tokenizer.decode(ids), tuple(ids)))
+        ask(*messages[:3], ChatMessage("user", "And hail?"), seed=20)
+        return replies, num_reused
+
+    cached, num_reused = converse(engines())
+    computed, num_reused_without = converse(engines(is_prefix_cache_enabled=False))
+    assert cached == computed
+    assert len(cached) == 7
+    assert (num_reused > 400, num_reused_without) == (True, 0)
+
+
 def test_restored_logits_are_those_of_a_cold_run(engines, tmp_path):
     disk = {"kv_dir": tmp_path, "kv_disk_bytes": 1 << 30}
     kept: list[np.ndarray] = []
