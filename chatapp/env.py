@@ -21,12 +21,22 @@ _UNITS = {"": 1, "B": 1} | {
     for power, prefix in enumerate("KMGT", start=1)
 }
 _SHARE = re.compile(r"([0-9]{1,3}(?:\.[0-9]{1,6})?)\s*(%?)", re.ASCII)
+_SECRET = re.compile(r"[A-Za-z0-9._~+/=-]{16,256}", re.ASCII)  # what RFC 6750 has for a bearer token
 _HOST = re.compile(r"(?=.{1,253}\Z)[a-z0-9-]{1,63}(\.[a-z0-9-]{1,63})*", re.IGNORECASE | re.ASCII)
 
 
 def text(name: str, default: str = "") -> str:
     """The value without surrounding blanks."""
     return os.environ.get(name, "").strip() or default
+
+
+def secret(name: str) -> str:
+    """What only those know who may come; "" for nobody. Raises ImproperlyConfigured when it can be guessed or sent
+    in no header. The message does not repeat it."""
+    value = text(name)
+    if value and not _SECRET.fullmatch(value):
+        raise ImproperlyConfigured(f"{name} cannot be used; legal are 16 to 256 letters, digits and -._~+/=")
+    return value
 
 
 def words(name: str, default: Sequence[str] = ()) -> list[str]:

@@ -1,10 +1,11 @@
-"""How much memory there is to share out."""
+"""How much memory there is to share out, and how much this process has."""
 
 from __future__ import annotations
 
 import os
 from pathlib import Path
 
+_STATM = Path("/proc/self/statm")
 _CGROUP_LIMITS = (Path("/sys/fs/cgroup/memory.max"), Path("/sys/fs/cgroup/memory/memory.limit_in_bytes"))
 
 
@@ -19,3 +20,11 @@ def memory_bytes(limits: tuple[Path, ...] = _CGROUP_LIMITS) -> int:
         if text.isdigit():  # else "max"
             found = min(found, int(text))
     return found
+
+
+def resident_bytes(statm: Path = _STATM) -> int:
+    """Memory that the system has given to this process; 0 where it does not say."""
+    try:
+        return int(statm.read_text(encoding="ascii").split()[1]) * os.sysconf("SC_PAGE_SIZE")
+    except OSError:
+        return 0

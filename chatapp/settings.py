@@ -87,6 +87,8 @@ RECOLLECT_REDIS_URL = env.text("RECOLLECT_REDIS_URL")
 if RECOLLECT_REDIS_URL and not RECOLLECT_REDIS_URL.startswith(("redis://", "rediss://", "unix://")):
     raise ImproperlyConfigured("RECOLLECT_REDIS_URL has another scheme; legal are redis://, rediss:// and unix://")
 
+RECOLLECT_METRICS_TOKEN = env.secret("RECOLLECT_METRICS_TOKEN")  # none: /metrics is for staff with a session only
+
 _ALLOWED_HOSTS = env.host_patterns("RECOLLECT_ALLOWED_HOSTS")
 ALLOWED_HOSTS = list(dict.fromkeys([*_LOOPBACK_NAMES, *_ALLOWED_HOSTS]))
 if RECOLLECT_HOST not in ("0.0.0.0", "::", *ALLOWED_HOSTS):  # noqa: S104 -- compared, not bound

@@ -7,7 +7,7 @@ from django.urls import path
 from django.views.decorators.http import conditional_page
 from django.views.i18n import JavaScriptCatalog
 
-from chatapp.views import accounts, chat, conversations, engine, health
+from chatapp.views import accounts, chat, conversations, engine, health, metrics
 
 handler400 = "chatapp.views.errors.bad_request"
 handler403 = "chatapp.views.errors.permission_denied"
@@ -36,6 +36,7 @@ urlpatterns = [
     path("engine/", engine.show, name="engine"),
     path("healthz/live", health.live, name="health_live"),
     path("healthz/ready", health.ready, name="health_ready"),
+    path("metrics", metrics.show, name="metrics"),
     path("jsi18n/", conditional_page(JavaScriptCatalog.as_view(packages=["chatapp"])), name="javascript_catalog"),
     path("admin/", admin.site.urls),
 ]

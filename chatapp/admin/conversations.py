@@ -15,7 +15,7 @@ from unfold.admin import TabularInline
 from unfold.decorators import display
 
 from chatapp import llm
-from chatapp.admin.engine import ratio
+from chatapp.admin.engine_numbers import ratio
 from chatapp.admin.tables import BigTableAdmin, ReadOnly
 from chatapp.models import Conversation, Generation, Message, TitleSource
 from chatapp.services.conversations import conversation_delete

@@ -14,18 +14,9 @@ from django.utils.translation import gettext as _
 from django.views.decorators.http import require_POST
 
 from chatapp import llm, model_catalogue
+from chatapp.admin.engine_numbers import cards
 from chatapp.errors import ChatError
 from chatapp.model_catalogue import InstalledModel
-
-
-@dataclass(frozen=True, slots=True)
-class Share:
-    """A part of a bar. `kind` is its style class, `percent` a number that CSS can read."""
-
-    kind: str
-    label: str
-    num: int
-    percent: str
 
 
 @dataclass(frozen=True, slots=True)
@@ -67,7 +58,8 @@ def engine_page(request: HttpRequest) -> HttpResponse:
             "shown": shown,
             "rows": [_row(model, shown) for model in model_catalogue.installed()],
             "memory": _memory(),
-            **(_numbers(status.stats) if status.stats else {}),
+            "cards": cards(status.stats) if status.stats else [],
+            "num_recent": llm.NUM_RECENT,
         },
     )
 
@@ -113,31 +105,3 @@ def _state_label(state: llm.EngineState) -> str:
         llm.EngineState.DRAINING: _("About to stop"),
         llm.EngineState.STOPPED: _("Stopped"),
     }[state]
-
-
-def _numbers(stats: llm.EngineStats) -> dict[str, Any]:
-    num_reused = stats.num_reused_ram + stats.num_reused_disk
-    return {
-        "pool": [
-            _share("used", _("In use"), stats.num_blocks_used, stats.num_blocks),
-            _share("cached", _("Cached"), stats.num_blocks_cached, stats.num_blocks),
-            _share("free", _("Free"), stats.num_blocks_free, stats.num_blocks),
-        ],
-        "prompt": [
-            _share("cached", _("Reused from RAM"), stats.num_reused_ram, stats.num_prompt_tokens),
-            _share("disk", _("Reused from disk"), stats.num_reused_disk, stats.num_prompt_tokens),
-            _share("used", _("Computed"), stats.num_computed, stats.num_prompt_tokens),
-        ],
-        "token_hit_ratio": ratio(num_reused, stats.num_prompt_tokens),
-        "request_hit_ratio": ratio(stats.num_requests_hit, stats.num_requests),
-        "num_reused": num_reused,
-    }
-
-
-def _share(kind: str, label: str, num: int, total: int) -> Share:
-    return Share(kind, label, num, f"{100 * num / total:.2f}" if total else "0")
-
-
-def ratio(num: int, total: int) -> str:
-    """A percentage for a person; a dash where there is nothing to divide by."""
-    return f"{100 * num / total:.1f}\N{NO-BREAK SPACE}%" if total else "–"

@@ -15,6 +15,7 @@ from chatapp.llm.host import (
     drain,
     load,
     load_if_free,
+    loaded_models,
     memory,
     model_info,
     new_worker,
@@ -40,16 +41,21 @@ from chatapp.llm.prompts import (
 )
 from chatapp.llm.requests import archive, cancel, count_cached, generate, prepare, protect, purge
 from chatapp.places import Ticket
+from inference.engine.stats import NUM_RECENT
 from inference.formats.inspect import model_files, model_name, problem_of_config, problem_of_gguf
 from inference.inspection import ModelFacts, inspect_model
 from inference.tokenizer.thinking import PAIRS as THINKING_PAIRS
 from inference.tokenizer.thinking import ThinkingReader, ThinkingSplit
 from inference.types import (
+    EVICTED_AGE_LIMITS_S,
+    CacheStats,
     ChatMessage,
+    DiskStats,
     EngineStats,
     Event,
     FinishedEvent,
     FinishReason,
+    HitCounts,
     ModelInfo,
     ProgressEvent,
     Prompt,
@@ -60,15 +66,20 @@ from inference.types import (
 )
 
 __all__ = [
+    "EVICTED_AGE_LIMITS_S",
     "FETCH_COMMAND",
+    "NUM_RECENT",
     "THINKING_PAIRS",
+    "CacheStats",
     "ChatMessage",
+    "DiskStats",
     "EngineState",
     "EngineStats",
     "EngineStatus",
     "Event",
     "FinishReason",
     "FinishedEvent",
+    "HitCounts",
     "ModelFacts",
     "ModelInfo",
     "ProgressEvent",
@@ -94,6 +105,7 @@ __all__ = [
     "inspect_model",
     "load",
     "load_if_free",
+    "loaded_models",
     "memory",
     "model_files",
     "model_info",

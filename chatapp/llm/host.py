@@ -183,6 +183,11 @@ def takes_turns() -> bool:
     return found.info is not None and found.state != "failed"
 
 
+def loaded_models() -> list[str]:
+    """The names of the models that are in memory."""
+    return [] if handle.worker is None else handle.worker.loaded
+
+
 def memory() -> tuple[int, int]:
     """Bytes that the loaded models take, and that they may take. (0, 0) without a worker."""
     worker = handle.worker

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections import deque
+from dataclasses import replace
 from typing import Any
 
 from inference.kvcache.prefix_cache import PrefixCache
@@ -16,6 +17,7 @@ SUMMED = (
     "num_reused_ram",
     "num_reused_disk",
     "num_computed",
+    "num_recomputed",
     "num_generated",
     "num_drafted",
     "num_accepted",
@@ -67,9 +69,7 @@ class StatsRecorder:
             "block_size": cache.block_size,
             "pool_bytes": pool_bytes,
         }
-        self._totals: dict[str, Any] = dict.fromkeys(
-            ("num_requests", "num_requests_hit", *SUMMED), 0
-        )  # replaced, never changed
+        self._totals: dict[str, Any] = dict.fromkeys(("num_requests", *SUMMED), 0)  # replaced, never changed
         self._hits = HitRecorder(cache.block_size)
         self._prefill_tokens, self._prefill_s = 0, 0.0
         # The counts of CacheStats that come from here.
@@ -100,14 +100,15 @@ class StatsRecorder:
         totals = self._totals
         self._totals = {
             "num_requests": totals["num_requests"] + 1,
-            "num_requests_hit": totals["num_requests_hit"] + (stats.num_reused_ram + stats.num_reused_disk > 0),
             **{name: totals[name] + getattr(stats, name) for name in SUMMED},
         }
 
     def refresh_cache(self, *, num_relookups: int, num_relookup_tokens: int, num_relookup_tokens_hit: int) -> None:
         """Look at the cache anew; refresh() is to follow."""
         pool = self._cache.pool
+        self._oldest_release = pool.oldest_release
         self._cache_stats = CacheStats(
+            is_enabled=self._cache.is_enabled,
             since_start=self._hits.since_start,
             recent=self._hits.recent,
             **self._cache_counts,
@@ -115,8 +116,8 @@ class StatsRecorder:
             num_relookup_tokens=num_relookup_tokens,
             num_relookup_tokens_hit=num_relookup_tokens_hit,
             num_evicted_blocks=pool.num_evicted,
-            mean_evicted_age_s=pool.evicted_age_s / pool.num_evicted if pool.num_evicted else 0.0,
-            oldest_idle_s=pool.oldest_idle_s,
+            evicted_age_s=pool.evicted_age_s,
+            num_evicted_by_age=tuple(pool.num_evicted_by_age),
             prefill_saved_s=self._prefill_saved_s,
             disk=self._cache.disk_stats(),
             disk_problem=self._cache.disk_problem,
@@ -131,14 +132,14 @@ class StatsRecorder:
             "num_blocks_used": pool.num_used,
             "num_blocks_cached": pool.num_cached,
             "num_blocks_free": pool.num_empty,
-            "num_evicted_blocks": pool.num_evicted,
             "num_preemptions": num_preemptions,
             "num_yields": num_yields,
-            "cache": self._cache_stats,
             "num_collisions": self._cache.num_collisions,
         }
-        self._moment = live, self._totals
+        self._moment = live, self._totals, self._cache_stats, self._oldest_release
 
     def latest(self, now: float) -> EngineStats:
-        live, totals = self._moment
-        return EngineStats(**self._fixed, **live, **totals, uptime_s=now - self._started_at)
+        live, totals, cache, oldest_release = self._moment
+        if oldest_release is not None:
+            cache = replace(cache, oldest_idle_s=now - oldest_release)
+        return EngineStats(**self._fixed, **live, **totals, cache=cache, uptime_s=now - self._started_at)

@@ -129,6 +129,11 @@ class Worker:
         """Memory of the models that are loaded or being loaded."""
         return self._hub.used_bytes
 
+    @property
+    def loaded(self) -> list[str]:
+        """The models that have an engine now, by name."""
+        return sorted(name for name, slot in self._hub.slots.items() if slot.engine is not None)
+
     def model(self, name: str) -> ModelStatus:
         slot = self._hub.slots.get(name)
         return ModelStatus(name) if slot is None else slot.status

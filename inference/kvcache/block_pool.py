@@ -6,12 +6,15 @@ thread: one owner of the pool calls it. Every operation is O(1) per block, but f
 
 from __future__ import annotations
 
+from bisect import bisect_left
 from collections import OrderedDict
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from enum import IntEnum
 from itertools import takewhile
 
 import numpy as np
+
+from inference.types import EVICTED_AGE_LIMITS_S
 
 FRESH_S = 600.0  # released less long ago than this, a block is not given to others while their own would do
 
@@ -56,6 +59,7 @@ class BlockPool:
         self.num_cached = 0  # unreferenced, kept for reuse
         self.num_evicted = 0  # cached blocks handed out anew, since the start
         self.evicted_age_s = 0.0  # sum over these of the time since their release
+        self.num_evicted_by_age = [0] * (len(EVICTED_AGE_LIMITS_S) + 1)
         self.ref_count = np.zeros(num_blocks, np.int32)  # (N,)
         self.retention = np.zeros(num_blocks, np.int8)  # (N,) Retention
         self.owner = [b""] * num_blocks
@@ -96,10 +100,10 @@ class BlockPool:
         return num
 
     @property
-    def oldest_idle_s(self) -> float:
-        """How long ago the longest idle cached block was released; 0 without any. O(number of owners)."""
-        times = [next(iter(idle.values()))[1] for lists in self._idle.values() for idle in lists.values() if idle]
-        return self._clock() - min(times) if times else 0.0
+    def oldest_release(self) -> float | None:
+        """When the longest idle cached block was released; None without any. O(number of owners)."""
+        times = (next(iter(idle.values()))[1] for lists in self._idle.values() for idle in lists.values() if idle)
+        return min(times, default=None)
 
     def allocate(self, num: int) -> list[int]:
         """Hand out num blocks, referenced once and without retention; evicts when the empty ones run out.
@@ -187,8 +191,10 @@ class BlockPool:
     def _evict(self) -> int:
         block_id = self._victim()
         _, released_at = self._take(block_id)
+        age_s = self._clock() - released_at
         self.num_evicted += 1
-        self.evicted_age_s += self._clock() - released_at
+        self.evicted_age_s += age_s
+        self.num_evicted_by_age[bisect_left(EVICTED_AGE_LIMITS_S, age_s)] += 1
         self._on_reset(block_id)
         self.retention[block_id] = Retention.NONE
         return block_id

@@ -148,6 +148,10 @@ class FakeWorker:
     def open(self, name: str) -> Any:
         return self.opened_of.get(name, self.opened)
 
+    @property
+    def loaded(self) -> list[str]:
+        return ["fake"] if self.model_state == "ready" else []
+
     def model(self, name: str) -> ModelStatus:
         is_there = self.model_state == "ready"
         return ModelStatus(

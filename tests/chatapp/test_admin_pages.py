@@ -203,11 +203,11 @@ def test_engine_page_shows_pool_ratios_and_queue(staff: Client, monkeypatch: pyt
         num_blocks_cached=100,
         num_blocks_free=50,
         num_requests=4,
-        num_requests_hit=3,
         num_prompt_tokens=1000,
         num_reused_ram=600,
         num_reused_disk=50,
         num_computed=350,
+        cache=llm.CacheStats(since_start=llm.HitCounts(4, 3, 1000, 650, 60, 40)),
     )
     status = llm.EngineStatus(llm.EngineState.READY, 1.0, "", _model(), stats)
     monkeypatch.setattr(llm, "status", lambda *_name: status)

@@ -127,3 +127,20 @@ def test_a_container_has_the_memory_that_it_is_allowed(tmp_path: Path) -> None:
     unlimited.write_text("max\n")
     assert machine.memory_bytes((limit,)) == 1 << 20
     assert machine.memory_bytes((unlimited, tmp_path / "none")) == machine.memory_bytes(()) > 1 << 28
+
+
+@pytest.mark.parametrize("value", ["short", "with a blank in it!", "ümlaut-ümlaut-ümlaut", "x" * 257])
+def test_a_secret_that_can_be_guessed_or_not_sent_is_refused_unrepeated(
+    monkeypatch: pytest.MonkeyPatch, value: str
+) -> None:
+    monkeypatch.setenv("NAME", value)
+    with pytest.raises(ImproperlyConfigured, match="NAME cannot be used; legal are 16 to 256") as refused:
+        env.secret("NAME")
+    assert value not in str(refused.value)
+
+
+def test_a_secret_is_read_and_none_is_nobodys(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("NAME", "dGhpcyBpcyBhIHRva2Vu==")
+    assert env.secret("NAME") == "dGhpcyBpcyBhIHRva2Vu=="
+    monkeypatch.setenv("NAME", "")
+    assert env.secret("NAME") == ""

@@ -155,12 +155,21 @@ def test_a_block_with_children_outlives_them():
     assert world.pool.allocate(1) == [world.alice[0]]
 
 
-def test_age_of_the_oldest_idle_block():
+def test_release_of_the_oldest_idle_block():
     world = OwnedPool(num_bob=1)
     world.now = 7.0
-    assert world.pool.oldest_idle_s == 7.0
+    assert world.pool.oldest_release == 0.0
     world.pool.touch([*world.alice, *world.bob])
-    assert world.pool.oldest_idle_s == 0.0
+    assert world.pool.oldest_release is None
+
+
+@pytest.mark.parametrize(("age_s", "place"), [(0, 0), (60, 0), (61, 1), (600, 1), (3600, 2), (86_400, 3), (90_000, 4)])
+def test_evicted_blocks_are_counted_by_age(age_s, place):
+    world = OwnedPool(num_bob=1)
+    world.now = age_s
+    world.pool.allocate(1)
+    assert world.pool.num_evicted_by_age == [int(i == place) for i in range(5)]
+    assert world.pool.evicted_age_s == age_s
 
 
 class PoolMachine(RuleBasedStateMachine):

@@ -379,4 +379,16 @@ def test_evictions_and_ages_are_counted():
     run(engine, make_request("b", LONG, max_tokens=1))
     stats = engine.stats().cache
     assert (stats.num_evicted_blocks, stats.mean_evicted_age_s) == (7, 5.0)
+    assert stats.num_evicted_by_age == (7, 0, 0, 0, 0)
     assert stats.oldest_idle_s == 5.0
+
+
+def test_age_of_the_oldest_block_grows_while_nothing_happens():
+    clock = Clock()
+    engine = make_engine(clock=clock)
+    assert engine.stats().cache.oldest_idle_s == 0.0
+    run(engine, make_request("a", HELLO, max_tokens=1))
+    clock.now = 90.0
+    assert engine.stats().cache.oldest_idle_s == 90.0
+    engine.clear_cache()
+    assert engine.stats().cache.oldest_idle_s == 0.0

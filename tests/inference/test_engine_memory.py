@@ -54,7 +54,7 @@ for turn in range(1200):
     if turn == 200:
         before = resident()
 engine.check_integrity()
-print(before, resident(), engine.stats().num_reused_ram, engine.stats().num_evicted_blocks)
+print(before, resident(), engine.stats().num_reused_ram, engine.stats().cache.num_evicted_blocks)
 """
 
 
