@@ -145,6 +145,7 @@ class RequestStats:
     num_reused_ram + num_reused_disk + num_computed == num_prompt_tokens, always. What a preempted request had to
     compute again is counted in num_recomputed and nowhere else. All counts are 0 for a request that was never admitted.
     Reuse is always of the beginning: it ends at token num_reused_ram + num_reused_disk, and miss_cause says why there.
+    num_kept: so many leading tokens, of prompt and then reply, have left their KV in the cache.
     num_generated counts the stop token; of num_drafted guesses num_accepted were right, each of which saved a step.
     Times in seconds; ttft_s from submission to the first token.
     """
@@ -155,6 +156,7 @@ class RequestStats:
     num_computed: int = 0
     miss_cause: MissCause = MissCause.NONE
     num_recomputed: int = 0
+    num_kept: int = 0
     num_generated: int = 0
     num_drafted: int = 0
     num_accepted: int = 0
@@ -287,6 +289,7 @@ class ModelInfo:
     kv_bytes_per_token: int
     weight_bytes: int = 0  # in memory
     pool_bytes: int = 0
+    load_id: str = ""  # hex; of this one loading: what is cached in memory goes with it
 
     @property
     def memory_bytes(self) -> int:

@@ -9,6 +9,7 @@ are safe from any thread. The clock comes in as an argument.
 from __future__ import annotations
 
 import logging
+import secrets
 import time
 from collections import Counter
 from collections.abc import Callable
@@ -92,6 +93,7 @@ class LLMEngine:
             kv_bytes_per_token=kv.bytes_per_token,
             weight_bytes=model.weight_bytes,
             pool_bytes=kv.nbytes,
+            load_id=secrets.token_hex(8),
         )
         self.max_model_len = window_of(model.config, config)
         self.cache = new_cache(model, kv, config, template_fingerprint=chat_template.fingerprint, clock=clock)

@@ -89,7 +89,9 @@ class Scheduler:
         sequence.is_finished = True
         if sequence in self.running:
             self.running.remove(sequence)
-            self._cache.release(sequence.table, sequence.token_ids, sequence.num_computed, is_valid=is_valid)
+            sequence.num_kept = self._cache.release(
+                sequence.table, sequence.token_ids, sequence.num_computed, is_valid=is_valid
+            )
         else:
             self.waiting.remove(sequence)
         return True
@@ -192,7 +194,7 @@ class Scheduler:
     def _put_back(self, sequence: Sequence) -> None:
         """From running to waiting."""
         self.running.remove(sequence)
-        self._cache.release(sequence.table, sequence.token_ids, sequence.num_computed)
+        sequence.num_kept = self._cache.release(sequence.table, sequence.token_ids, sequence.num_computed)
         sequence.num_lost = sequence.num_computed
         sequence.num_computed = 0
         sequence.stage = Stage.QUEUED

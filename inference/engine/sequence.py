@@ -50,6 +50,7 @@ class Sequence:
         self.reuse: Reuse | None = None  # None until the first admission, which fixes it
         self.kept_logits: F32 | None = None  # of the last token, when all of them were reused: nothing to compute
         self.num_recomputed = 0
+        self.num_kept = 0  # leading tokens whose KV stayed cached when the blocks were last given back
         self.num_lost = 0  # of the tokens computed before the last preemption: to be computed again
         self.submitted_at = submitted_at
         self.admitted_at = self.first_token_at = self.last_token_at = submitted_at
@@ -96,6 +97,7 @@ class Sequence:
             num_computed=self.num_prompt_tokens - self.reuse.num_tokens,
             miss_cause=self.reuse.cause,
             num_recomputed=self.num_recomputed,
+            num_kept=self.num_kept,
             num_generated=self.num_generated,
             num_drafted=self.num_drafted,
             num_accepted=self.num_accepted,

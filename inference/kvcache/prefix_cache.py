@@ -12,7 +12,6 @@ What holds after every call (check_integrity asserts it):
 from __future__ import annotations
 
 import time
-from collections import OrderedDict
 from collections.abc import Callable, Collection, Iterable
 from dataclasses import dataclass, field
 
@@ -23,11 +22,12 @@ from inference.kvcache.block_pool import BlockPool, Retention
 from inference.kvcache.block_saver import BlockSaver
 from inference.kvcache.block_table import BlockTable, KeyChain, Reuse
 from inference.kvcache.cached_blocks import CachedBlocks, Place, num_common
+from inference.kvcache.gone_blocks import GoneBlocks
 from inference.kvcache.hints import RetentionHints
 from inference.kvcache.last_logits import LastLogits
 from inference.types import F32, I32, DiskStats, MissCause
 
-NUM_REMEMBERED = 8  # times the number of blocks: so many keys are known to have been here
+NUM_REMEMBERED = 8  # times the number of blocks: so many that are gone are remembered
 
 
 @dataclass(slots=True)
@@ -72,7 +72,7 @@ class PrefixCache:
             saver.attach(self.blocks)
         self._hints = RetentionHints(clock)
         self._logits = LastLogits()
-        self._gone: OrderedDict[bytes, MissCause] = OrderedDict()  # why a key is no longer here, newest last
+        self._gone = GoneBlocks(NUM_REMEMBERED * num_blocks)
 
     def num_blocks_for(self, num_tokens: int) -> int:
         return -(-num_tokens // self.block_size)
@@ -171,14 +171,18 @@ class PrefixCache:
         if table.can_publish and not table.is_low_retention:
             self._logits.put(self._chain.prompt_key(table, token_ids), logits, table.tags)
 
-    def release(self, table: BlockTable, token_ids: I32, num_computed: int, *, is_valid: bool = True) -> None:
+    def release(self, table: BlockTable, token_ids: I32, num_computed: int, *, is_valid: bool = True) -> int:
         """Take all blocks of a sequence back; what the first num_computed tokens filled stays cached.
 
-        is_valid False: the KV cannot be trusted; whatever this sequence has published is forgotten, on disk as well.
+        Returns how many leading tokens that is, 0 when others may have taken some of it away meanwhile. is_valid False:
+        the KV cannot be trusted; whatever this sequence has published is forgotten, on disk as well.
         """
+        num_kept = 0
         if is_valid:
             self.publish(table, token_ids, num_computed)
-            self._publish_tail(table, token_ids, num_computed)
+            num_rows = self._publish_tail(table, token_ids, num_computed)
+            if table.can_publish:
+                num_kept = table.num_published * self.block_size + num_rows
         else:
             self._logits.remove(self._chain.prompt_key(table, token_ids))
             if self._saver is not None:
@@ -190,6 +194,7 @@ class PrefixCache:
         table.block_ids = []
         table.num_hit_blocks = table.num_published = 0
         table.can_publish = False
+        return num_kept
 
     # --- what the application knows -----------------------------------------------------------------------------------
 
@@ -339,28 +344,28 @@ class PrefixCache:
         if self._saver is not None and self._saver.has_just_failed:
             return MissCause.RESTORE_FAILED
         i = num_reused // self.block_size
-        if (i + 1) * self.block_size > len(token_ids):
-            return MissCause.NEW
-        return self._gone.get(self._chain.key_of(table, i, token_ids), MissCause.NEW)
+        rows = self._chain.rows(token_ids[:num_usable], i)
+        return self._gone.cause(self._chain.place(table, i, token_ids).link, rows, num_reused % self.block_size)
 
     # --- keeping ------------------------------------------------------------------------------------------------------
 
-    def _publish_tail(self, table: BlockTable, token_ids: I32, num_computed: int) -> None:
-        """Keep the rows of the last, partly filled block, unless a cached block holds them already."""
+    def _publish_tail(self, table: BlockTable, token_ids: I32, num_computed: int) -> int:
+        """Keep the rows of the last, partly filled block, unless a cached block holds them already; returns how many."""
         i = num_computed // self.block_size
         rows = self._chain.rows(token_ids[:num_computed], i)
         if not table.can_publish or table.num_published != i or not len(rows):
-            return
+            return 0
         place = self._chain.place(table, i, token_ids)
         if i > 0 and self.blocks.find(place.parent) != table.block_ids[i - 1]:
-            return
+            return 0
         for child_id in self.blocks.siblings(place):
             is_kept_as_long = table.is_side(num_computed) or not self.blocks.is_side[child_id]
             if is_kept_as_long and num_common(self.blocks.rows(child_id), rows) == len(rows):
-                return
+                return len(rows)
         self._register(table, i, b"", place, rows)
         if self._saver is not None:
             self._saver.note(table.block_ids[i])
+        return len(rows)
 
     def _register(self, table: BlockTable, i: int, key: bytes, place: Place, rows: I32) -> None:
         """Make block i of the table findable; forget the partly filled blocks that it contains whole."""
@@ -375,7 +380,7 @@ class PrefixCache:
         tags = table.tags if place.owner else ()
         self.blocks.add(block_id, key, place, rows, tags, is_side=is_side)
         self.pool.retain(block_id, self._retention(block_id), place.owner)
-        self._gone.pop(key, None)
+        self._gone.discard(place.link, rows)
 
     def _share(self, table: BlockTable, i: int, block_id: int) -> None:
         """Reference a cached block as block i of the table. It now belongs to this owner as well."""
@@ -432,11 +437,7 @@ class PrefixCache:
         self._storage.zero_block(block_id)
 
     def _unregister(self, block_id: int, cause: MissCause) -> None:
-        key = self.blocks.key[block_id]
-        if key:
-            self._gone[key] = cause
-            if len(self._gone) > NUM_REMEMBERED * self.pool.num_blocks:
-                self._gone.popitem(last=False)
+        self._gone.add(self.blocks.place_of(block_id).link, self.blocks.rows(block_id), cause)
         if self._saver is not None:
             self._saver.forget(block_id)
         self.blocks.remove(block_id)
