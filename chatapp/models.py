@@ -364,16 +364,35 @@ class SearchEntry(models.Model):
 
 
 class PrefixBreak(models.TextChoices):
-    """Why less of a prompt was reused than an earlier one had left behind."""
+    """Why no more of a prompt was reused (turn.causes): it begins otherwise than what earlier turns had sent, or the
+    engine no longer had what they left."""
 
-    THINKING_STRIPPED = "thinking_stripped", _("Thinking was taken out")
+    FIRST_USE = "first_use", _("First use")  # nobody has read it before
+    EDITED = "edited", _("Edited")
+    PRESET_CHANGED = "preset_changed", _("Another preset or system prompt")
     MODEL_CHANGED = "model_changed", _("Another model answered before")
+    THINKING_STRIPPED = "thinking_stripped", _("Thinking was taken out")
+    REPLY_ENCODED = "reply_encoded", _("A reply was encoded again")
+    TEMPLATE_REWROTE = "template_rewrote", _("The template wrote it otherwise")
+    WINDOW_MOVED = "window_moved", _("The window has moved")
+    SUMMARY_REPLACED = "summary_replaced", _("A summary replaced messages")
+    EVICTED = "evicted", _("Evicted")
+    PURGED = "purged", _("Purged")
+    RESTORE_FAILED = "restore_failed", _("Its file could not be used")
+    RESTARTED = "restarted", _("Restarted, and not on disk")
+    UNLOADED = "unloaded", _("The model had been unloaded")
+    OTHER_SALT = "other_salt", _("Another secret key")
+    DISABLED = "disabled", _("The cache is off")
+    UNKNOWN = "unknown", _("Unknown")
 
 
 class Generation(models.Model):
     """One attempt to answer: which message it wrote, with which model and values, and what it cost.
 
-    num_prompt_tokens = num_reused_ram + num_reused_disk + num_computed, enforced by the schema.
+    num_prompt_tokens = num_reused_ram + num_reused_disk + num_computed, enforced by the schema. Of them num_known had
+    been read by earlier turns of the conversation. prefix_break: why no more was reused, "" when there was no more;
+    from break_message on, None for the beginning. break_position is its depth: so that no page has to read the message.
+    sent: what later prompts are compared with (turn.sent).
     A message has several when it was continued; regenerate makes a new message. thinking_s: how long the model has
     thought about the message in all, attempts that this one continues included.
     """
@@ -398,6 +417,7 @@ class Generation(models.Model):
     prefill_s = models.FloatField(_("prefill, s"), default=0)
     decode_s = models.FloatField(_("decode, s"), default=0)
     thinking_s = models.FloatField(_("thinking, s"), default=0)
+    num_known = models.PositiveIntegerField(_("read before"), default=0)
     prefix_break = models.CharField(_("prefix ended by"), max_length=32, choices=PrefixBreak.choices, blank=True)
     # The context window: which message it began with (none: the first), how many had left it on this branch, which
     # summary stood for them, and how many tokens a prompt might have when that was decided.
@@ -407,6 +427,17 @@ class Generation(models.Model):
         "Summary", models.SET_NULL, null=True, blank=True, related_name="generations", verbose_name=_("summary")
     )
     window_limit = models.PositiveIntegerField(_("window in tokens"), default=0)
+    break_message = models.ForeignKey(
+        Message,
+        models.SET_NULL,
+        null=True,
+        blank=True,
+        related_name="+",
+        verbose_name=_("read again from"),
+        db_index=False,  # generation_break serves deletions, and holds few rows
+    )
+    break_position = models.PositiveIntegerField(_("depth there"), null=True, blank=True)
+    sent = models.BinaryField(_("what was sent"), null=True, blank=True)
     created_at = models.DateTimeField(_("created"), auto_now_add=True)
 
     class Meta:
@@ -416,6 +447,10 @@ class Generation(models.Model):
         indexes: ClassVar = [
             # the admin's list: everybody's, newest first
             models.Index(fields=["-created_at", "-id"], name="generation_newest"),
+            # the same, of one cause
+            models.Index(fields=["prefix_break", "-created_at", "-id"], name="generation_cause"),
+            # deletions: whose cause lay in a message
+            models.Index(fields=["break_message"], condition=Q(break_message__isnull=False), name="generation_break"),
         ]
         constraints: ClassVar = [
             models.CheckConstraint(

@@ -28,6 +28,8 @@ _TRANSCRIPT_COLUMNS = (
 )
 _EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
 _WHOLE_PATH = 1 << 31
+_MAX_SENT = 1000  # of 100 bytes each
+_ADMITTED = Generation.objects.filter(num_prompt_tokens__gt=0)  # the engine took the request
 _WITH_CONTEXT = f"LEFT JOIN {TurnContext._meta.db_table} c ON c.message_id = m.id"
 # The owner whom a terminal made before the first visit: no password yet, and nobody has ever been logged in.
 UNCLAIMED_OWNER = Q(is_owner=True, password__startswith=UNUSABLE_PASSWORD_PREFIX, last_login__isnull=True)
@@ -83,6 +85,23 @@ class HistoryMessage(NamedTuple):
     def ids(self) -> tuple[int, ...] | None:
         """As Message.ids."""
         return None if self.token_ids is None else unpack_ids(self.token_ids)
+
+
+class SentBefore(NamedTuple):
+    """What a generation that was admitted has sent (turn.sent), and for which message.
+
+    question_id: of its parent; before_id: of the parent's, the reply before.
+    """
+
+    message_id: UUID
+    question_id: UUID
+    before_id: UUID | None
+    position: int  # of the message
+    model_name: str
+    window_start: UUID | None
+    summary_id: UUID | None
+    sent: bytes
+    created_at: datetime
 
 
 @dataclass(frozen=True, slots=True)
@@ -185,6 +204,39 @@ def generation_before(question: Message, reply: Message) -> Generation | None:
     """What this turn goes on from: the newest generation of the reply so far, or of the one before the question."""
     earlier = reply.id if reply.text else question.parent_id
     return generations_of([earlier]).get(earlier) if earlier else None
+
+
+@translated()
+def sent_near(question: Message) -> list[SentBefore]:
+    """What was sent for the reply before a question, and for all replies to it and to its other versions. One query."""
+    versions = Message.objects.filter(conversation_id=question.conversation_id)
+    if question.parent_id is None:
+        versions = versions.filter(position=0)
+    else:
+        versions = versions.filter(parent_id=question.parent_id)
+    replies = Message.objects.filter(parent__in=versions.values("id")).values("id")
+    wanted = Q(message__in=replies)
+    if question.parent_id is not None:
+        wanted |= Q(message_id=question.parent_id)
+    return _sent(_ADMITTED.filter(wanted))
+
+
+@translated()
+def sent_above(question: Message) -> list[SentBefore]:
+    """What was sent in the whole conversation as deep as a question, the deepest first. One query."""
+    rows = _ADMITTED.filter(
+        message__conversation_id=question.conversation_id, message__position__lte=question.position + 1
+    )
+    return _sent(rows.order_by("-message__position")[:_MAX_SENT])
+
+
+def _sent(rows: QuerySet[Generation]) -> list[SentBefore]:
+    columns = (
+        *("message_id", "message__parent_id", "message__parent__parent_id", "message__position"),
+        *("model_name", "window_start", "summary_id", "sent", "created_at"),
+    )
+    found = (SentBefore(*row) for row in rows.values_list(*columns))
+    return [row._replace(sent=bytes(row.sent or b"")) for row in found]  # NULL, or a memoryview
 
 
 @translated()

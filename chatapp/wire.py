@@ -159,8 +159,8 @@ class Thinking:
 class TurnStats:
     """The numbers under a reply. prompt = reused_ram + reused_disk + computed.
 
-    reencoded: earlier replies that had to be encoded again. cause: why not all of the history was reused, a
-    models.PrefixBreak.
+    reencoded: earlier replies that had to be encoded again. known: of the prompt, what earlier turns had read. cause:
+    why no more was reused, a models.PrefixBreak; from which message on, and its depth; "" and None for the beginning.
     """
 
     prompt_tokens: int
@@ -173,7 +173,10 @@ class TurnStats:
     finish_reason: str
     model: str = ""
     reencoded: int = 0
+    known: int = 0
     cause: str = ""
+    cause_message: str = ""
+    cause_position: int | None = None
 
 
 @dataclass(frozen=True, slots=True)

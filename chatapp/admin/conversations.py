@@ -68,9 +68,10 @@ class MessageInline(ReadOnly, TabularInline):  # type: ignore[misc]  # unfold is
 
 class GenerationInline(ReadOnly, TabularInline):  # type: ignore[misc]  # unfold is untyped
     model = Generation
+    fk_name = "message"
     fields = (
-        *("created_at", "num_prompt_tokens", "num_reused_ram", "num_reused_disk", "num_computed", "num_generated"),
-        *("ttft_s", "finish_reason"),
+        *("created_at", "num_prompt_tokens", "num_reused_ram", "num_reused_disk", "num_computed", "prefix_break"),
+        *("num_generated", "ttft_s", "finish_reason"),
     )
     ordering = ("-created_at",)
     show_change_link = True

@@ -39,7 +39,17 @@ from chatapp.llm.prompts import (
     token_fingerprint,
     window,
 )
-from chatapp.llm.requests import archive, cancel, count_cached, generate, prepare, protect, purge
+from chatapp.llm.requests import (
+    KvIdentity,
+    archive,
+    cancel,
+    count_cached,
+    generate,
+    kv_identity,
+    prepare,
+    protect,
+    purge,
+)
 from chatapp.places import Ticket
 from inference.engine.stats import NUM_RECENT
 from inference.formats.inspect import model_files, model_name, problem_of_config, problem_of_gguf
@@ -56,6 +66,7 @@ from inference.types import (
     FinishedEvent,
     FinishReason,
     HitCounts,
+    MissCause,
     ModelInfo,
     ProgressEvent,
     Prompt,
@@ -80,6 +91,8 @@ __all__ = [
     "FinishReason",
     "FinishedEvent",
     "HitCounts",
+    "KvIdentity",
+    "MissCause",
     "ModelFacts",
     "ModelInfo",
     "ProgressEvent",
@@ -103,6 +116,7 @@ __all__ = [
     "extended",
     "generate",
     "inspect_model",
+    "kv_identity",
     "load",
     "load_if_free",
     "loaded_models",

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import secrets
 from collections import Counter
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -58,9 +59,11 @@ class Handle:
     """The worker of this process, and who waits for it. Changed on the event loop only.
 
     There are as many places as the worker takes requests: what was reserved here is not refused there.
+    run_id: of this worker; what its engines hold in memory ends with it.
     """
 
     worker: Worker | None = None
+    run_id: str = ""
     default_model: str = ""
     is_draining: bool = False
     places: Counter[int] = field(default_factory=Counter)  # by user
@@ -83,6 +86,7 @@ def start(worker: Worker, *, default_model: str = "") -> None:
     if handle.worker is not None and handle.worker.state == "running":
         raise RuntimeError("the engine of this process has been started already")
     handle.worker = worker
+    handle.run_id = secrets.token_hex(8)
     handle.default_model = default_model
     handle.is_draining = False
     handle.places.clear()

@@ -1,18 +1,19 @@
-"""Requests: a reply, KV prepared ahead, and what is forgotten."""
+"""Requests: a reply, KV prepared ahead, what is forgotten, and what it all depends on."""
 
 from __future__ import annotations
 
 import asyncio
+import hashlib
 from collections.abc import AsyncGenerator, Callable
 from contextlib import aclosing, suppress
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from uuid import UUID
 
 from django.utils.crypto import salted_hmac
 from django.utils.translation import gettext as _
 
 from chatapp.errors import Busy, WindowFull
-from chatapp.llm.host import handle, name_of, opened_model, running_worker, unavailable_when_stopped
+from chatapp.llm.host import handle, model_info, name_of, opened_model, running_worker, unavailable_when_stopped
 from chatapp.places import Ticket
 from inference.errors import PromptTooLong, QueueFull
 from inference.types import Event, FinishedEvent, ProgressEvent, Prompt, Request, SamplingParams, Stage
@@ -158,6 +159,30 @@ def count_cached(prompt: Prompt, *, model: str, user_id: int, is_head_public: bo
     request = Request("", prompt.ids, SamplingParams(), _salt(user_id), _num_public(prompt, is_head_public))
     with unavailable_when_stopped():
         return running_worker().count_cached(name_of(model), request)
+
+
+@dataclass(frozen=True, slots=True)
+class KvIdentity:
+    """What must be the same for KV to be reused, besides the tokens, and whose memory it lies in. 8 bytes each.
+
+    model: weights, arithmetic, tokenizer and template. salt: whose it is; a digest that tells nothing about the salt.
+    run: of the process's worker. load: of the model into memory.
+    """
+
+    model: bytes
+    salt: bytes
+    run: bytes
+    load: bytes
+
+
+def kv_identity(*, model: str, user_id: int) -> KvIdentity | None:
+    """Of what this person's requests to a model compute now; None while it has never been loaded in this process."""
+    info = model_info(model)
+    if info is None:
+        return None
+    facts = (f"{info.fingerprint} {info.tokenizer_fingerprint}".encode(), _salt(user_id))
+    model_digest, salt_digest = (hashlib.sha256(b"identity " + fact).digest()[:8] for fact in facts)
+    return KvIdentity(model_digest, salt_digest, bytes.fromhex(handle.run_id), bytes.fromhex(info.load_id))
 
 
 def _num_public(prompt: Prompt, is_head_public: bool) -> int:

@@ -78,11 +78,15 @@ class GenerationNumbers:
     prefill_s: float = 0.0
     decode_s: float = 0.0
     thinking_s: float = 0.0
+    num_known: int = 0
     prefix_break: str = ""
     window_start: UUID | None = None
     num_outside: int = 0
     summary_id: UUID | None = None
     window_limit: int = 0
+    break_message_id: UUID | None = None
+    break_position: int | None = None
+    sent: bytes | None = None
 
 
 @translated()

@@ -21,8 +21,10 @@ from chatapp import llm, selectors
 from chatapp.models import ContextPolicy, Conversation, Generation, Message, MessageStatus, Role, ThinkingInHistory
 from chatapp.search import Hit
 from chatapp.selectors import HistoryMessage
+from chatapp.turn.causes import Earlier
 from chatapp.turn.context import Fit, Rules, fit
 from chatapp.turn.recall import Recalled, quote
+from chatapp.turn.sent import Outline, Part, outline_of
 from chatapp.turn.stream import Reply
 from chatapp.words import telling_words
 
@@ -52,8 +54,8 @@ class Plan:
     """All that the engine needs for a turn. text and token_ids are the reply so far, empty unless it is continued.
 
     token_ids None: no ids stand for exactly that text, so none can be stored for the whole reply either.
-    reader: tells thinking from the answer. stripped_span: where in the prompt the newest reply lies, if thinking was
-    taken out of it: its reuse ends there, unless that was prepared.
+    reader: tells thinking from the answer. outline: where the parts of the prompt lie, and what they are; earlier: what
+    it is compared with, once the turn has ended.
     """
 
     conversation: Conversation
@@ -63,14 +65,14 @@ class Plan:
     is_head_public: bool
     token_fingerprint: str
     model: str
-    is_model_changed: bool = False  # another one answered before
+    outline: Outline
     num_reencoded: int = 0  # earlier replies that had to be encoded again
     text: str = ""
     token_ids: tuple[int, ...] | None = ()
     reader: llm.ThinkingReader | None = None
-    stripped_span: tuple[int, int] | None = None
     window: Window = Window()
     recalled: Recalled | None = None  # to be stored with the question
+    earlier: tuple[Earlier, ...] = ()
 
 
 def plan_turn(
@@ -78,26 +80,25 @@ def plan_turn(
     history: Sequence[HistoryMessage],
     reply: Message,
     *,
-    before: Generation | None = None,
     find: Callable[[int], Sequence[Hit]] | None = None,
 ) -> Plan:
     """The prompt of `history` (which ends with the question) and, after it, what `reply` holds already.
 
-    before: what the turn goes on from. Of a history that is longer than the window, what past_of() says is enough.
+    Of a history that is longer than the window, what past_of() says is enough.
     find: what among so many first messages of the path the question is about, if that is to be recalled.
     Blocking; touches no database but by `find`. Raises WindowFull, Invalid, EngineUnavailable.
     """
     model = model_of(conversation)
     fingerprint = llm.token_fingerprint(model)
     sampling = llm.sampling_params(conversation.sampling)
-    text, begun, is_replayed = _begun(reply, model, fingerprint) if reply.text else ("", (), True)
+    begun = _begun(reply, model, fingerprint) if reply.text else _Begun()
     past, rules = Past(conversation, history), rules_of(conversation)
-    fitted = past.fit(rules, begun)
+    fitted = past.fit(rules, begun.ids)
     window = past.window_from(fitted.first, rules)
     recalled = _recalled(model, history[-1].text, find(window.num_outside), rules, fitted) if find else None
     if recalled is not None:
         past = Past(conversation, [*history[:-1], history[-1]._replace(context=recalled.text)])
-        fitted = past.fit(replace(rules, is_cut=False), begun, first=fitted.first)
+        fitted = past.fit(replace(rules, is_cut=False), begun.ids, first=fitted.first)
     messages = past.messages_from(fitted.first)
     return Plan(
         conversation=conversation,
@@ -111,15 +112,22 @@ def plan_turn(
         is_head_public=has_public_head(conversation),
         token_fingerprint=fingerprint,
         model=model,
-        is_model_changed=before is not None and before.model_name != model,
+        outline=outline_of(
+            fitted.prompt,
+            messages,
+            past.rows_from(fitted.first),
+            begun=Part(reply.id, reply.position, is_encoded=not begun.is_replayed) if begun.ids else None,
+            num_begun=len(begun.ids),
+            dropped=begun.dropped,
+            window_start=window.start,
+        ),
         num_reencoded=past.num_reencoded,
-        text=text,
+        text=begun.text,
         # Of marks that were encoded again it cannot be told any more that they are some.
-        token_ids=begun
-        if llm.decode(begun, model=model) == text and (is_replayed or not reply.thinking_chars)
+        token_ids=begun.ids
+        if llm.decode(begun.ids, model=model) == begun.text and (begun.is_replayed or not reply.thinking_chars)
         else None,
         reader=llm.thinking_reader(model, is_thinking_off=conversation.is_thinking_off),
-        stripped_span=fitted.prompt.spans[-2] if len(messages) > 1 and messages[-2].is_stripped else None,
         window=window,
         recalled=recalled,
     )
@@ -182,6 +190,10 @@ class Past:
     def messages_from(self, turn: int) -> list[llm.ChatMessage]:
         """What always stays, and everything from this turn on."""
         return [*self._head, *self._messages[self._questions[turn] :]]
+
+    def rows_from(self, turn: int) -> Sequence[HistoryMessage]:
+        """The rows of this turn and all behind it."""
+        return self._history[self._questions[turn] :]
 
     def fit(self, rules: Rules, begun: Sequence[int] = (), *, first: int = 0) -> Fit:
         """The prompt of as many turns from `first` on as the rules allow, `begun` of the reply behind it.
@@ -305,8 +317,21 @@ def _answer(text: str, ids: tuple[int, ...] | None, thinking_chars: int, thinkin
     return llm.ChatMessage(role, answer, ids[thinking_tokens:] if ids and thinking_tokens else None, is_stripped=True)
 
 
-def _begun(reply: Message, model: str, fingerprint: str) -> tuple[str, tuple[int, ...], bool]:
-    """The text of a reply that is continued, the ids that the model is given for it, and whether it wrote these ids.
+@dataclass(frozen=True, slots=True)
+class _Begun:
+    """A reply that is continued: its text, and the ids that the model is given for it.
+
+    is_replayed: it wrote these ids itself. dropped: ids that it wrote behind them, and will write again.
+    """
+
+    text: str = ""
+    ids: tuple[int, ...] = ()
+    is_replayed: bool = True
+    dropped: tuple[int, ...] = ()
+
+
+def _begun(reply: Message, model: str, fingerprint: str) -> _Begun:
+    """What a reply holds already.
 
     Half a character at the end, where max_tokens had cut it, is left out: the model will write it again, whole.
     """
@@ -317,11 +342,11 @@ def _begun(reply: Message, model: str, fingerprint: str) -> tuple[str, tuple[int
         ids = tuple(llm.encode(reply.text, model=model))
     if reply.text.endswith(REPLACEMENT):
         for num_dropped in range(1, 1 + min(_MAX_HALF_TOKENS, len(ids))):
-            kept = ids[: len(ids) - num_dropped]
+            kept, dropped = ids[: len(ids) - num_dropped], ids[len(ids) - num_dropped :]
             text = llm.decode(kept, model=model)
             if not text.endswith(REPLACEMENT) and reply.text.startswith(text):
-                return text, kept, is_replayed
-    return reply.text, ids, is_replayed
+                return _Begun(text, kept, is_replayed, dropped)
+    return _Begun(reply.text, ids, is_replayed)
 
 
 def _stored_ids(message: HistoryMessage | Message, model: str, fingerprint: str) -> tuple[int, ...] | None:

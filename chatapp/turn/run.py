@@ -11,7 +11,6 @@ import logging
 import time
 from collections.abc import AsyncIterator, Callable, Coroutine
 from contextlib import aclosing, asynccontextmanager
-from dataclasses import asdict
 from functools import partial
 from typing import Any, TypeVar
 
@@ -21,9 +20,10 @@ from django.utils.translation import gettext as _
 from chatapp import executors, hints, llm, locks, search, selectors, storage, wire
 from chatapp.errors import ChatError, Conflict, StorageUnavailable
 from chatapp.markdown import render_blocks
-from chatapp.models import Generation, Message, MessageStatus, PrefixBreak, User
+from chatapp.models import Message, MessageStatus, PrefixBreak, User
 from chatapp.services import turns
 from chatapp.turn.live import Live, LiveTurn
+from chatapp.turn.numbers import compared, numbers_of, turn_stats
 from chatapp.turn.preparation import preparation
 from chatapp.turn.prompt import Plan, past_of, plan_turn
 from chatapp.turn.stream import Publisher, Reply
@@ -99,7 +99,7 @@ def _admit(user: User, frame: TurnFrame) -> tuple[turns.TurnRows, Plan | None]:
         conversation, question = rows.conversation, rows.user_message
         history = past_of(conversation, question, before)
         find = partial(search.related, conversation, question) if is_asked and conversation.has_recall else None
-        plan = plan_turn(conversation, history, rows.assistant_message, before=before, find=find)
+        plan = compared(plan_turn(conversation, history, rows.assistant_message, find=find), question)
         if plan.recalled is not None:
             turns.context_add(question, text=plan.recalled.text, sources=plan.recalled.sources)
 
@@ -261,40 +261,10 @@ def _ending(turn: LiveTurn, plan: Plan, reply: Reply, finished: llm.FinishedEven
         llm.FinishReason.CANCELLED: MessageStatus.STOPPED if turn.is_stopping else MessageStatus.INTERRUPTED,
         llm.FinishReason.ERROR: MessageStatus.FAILED,
     }[finished.finish_reason]
-    info, stats = llm.model_info(plan.model), finished.stats
-    numbers = turns.GenerationNumbers(
-        model_name=plan.model,
-        model_fingerprint=info.fingerprint if info else "",
-        kernel_tier=info.kernel_tier if info else "",
-        sampling=asdict(plan.sampling),
-        seed=plan.sampling.seed,
-        finish_reason=finished.finish_reason.value,
-        num_prompt_tokens=stats.num_prompt_tokens,
-        num_reused_ram=stats.num_reused_ram,
-        num_reused_disk=stats.num_reused_disk,
-        num_computed=stats.num_computed,
-        num_generated=stats.num_generated,
-        num_reencoded=plan.num_reencoded,
-        queue_s=stats.queue_s,
-        ttft_s=stats.ttft_s,
-        prefill_s=stats.prefill_s,
-        decode_s=stats.decode_s,
-        thinking_s=reply.thinking_s,
-        prefix_break=_prefix_break(plan, stats),
-        window_start=plan.window.start,
-        num_outside=plan.window.num_outside,
-        window_limit=plan.window.limit,
-    )
+    numbers = numbers_of(plan, reply, finished, user_id=turn.user_id)
+    if numbers.prefix_break == PrefixBreak.UNKNOWN:
+        logger.warning("turn %s: nobody knows why no more of its prompt was reused", turn.message_id)
     return Ending(status, error=finished.error, generation=numbers)
-
-
-def _prefix_break(plan: Plan, stats: llm.RequestStats) -> str:
-    """Why less was reused than the turn before had left, as far as the plan tells."""
-    if plan.is_model_changed and stats.num_prompt_tokens:
-        return PrefixBreak.MODEL_CHANGED
-    start, stop = plan.stripped_span or (0, 0)
-    num_reused = stats.num_reused_ram + stats.num_reused_disk
-    return PrefixBreak.THINKING_STRIPPED if start <= num_reused < stop else ""
 
 
 async def _publish_end(live: Live, turn: LiveTurn, publisher: Publisher, ending: Ending) -> None:
@@ -311,7 +281,7 @@ async def _publish_end(live: Live, turn: LiveTurn, publisher: Publisher, ending:
     )
     stats = turn_stats(numbers or turns.GenerationNumbers(model_name=""))
     logger.info(
-        "turn %s conversation %s user %s model %s: %s %s, prompt %d = %d ram + %d disk + %d computed, generated %d, "
+        "turn %s conversation %s user %s model %s: %s %s, prompt %d = %d ram + %d disk + %d computed%s, generated %d, "
         "queue %.0f ms, ttft %.0f ms, %.1f tok/s",
         turn.message_id,
         turn.conversation_id,
@@ -323,28 +293,11 @@ async def _publish_end(live: Live, turn: LiveTurn, publisher: Publisher, ending:
         stats.reused_ram,
         stats.reused_disk,
         stats.computed,
+        f" ({stats.cause})" if stats.cause else "",
         stats.generated,
         1000 * numbers.queue_s if numbers else 0,
         stats.ttft_ms,
         stats.decode_tok_s,
-    )
-
-
-def turn_stats(numbers: turns.GenerationNumbers | Generation) -> wire.TurnStats:
-    """The numbers under a reply, as it ends and as it is stored."""
-    num_later = numbers.num_generated - 1
-    return wire.TurnStats(
-        prompt_tokens=numbers.num_prompt_tokens,
-        reused_ram=numbers.num_reused_ram,
-        reused_disk=numbers.num_reused_disk,
-        computed=numbers.num_computed,
-        generated=numbers.num_generated,
-        ttft_ms=round(1000 * numbers.ttft_s, 1),
-        decode_tok_s=round(num_later / numbers.decode_s, 1) if num_later > 0 and numbers.decode_s > 0 else 0.0,
-        finish_reason=numbers.finish_reason,
-        model=numbers.model_name,
-        reencoded=numbers.num_reencoded,
-        cause=numbers.prefix_break,
     )
 
 

@@ -20,7 +20,7 @@ from chatapp.errors import Invalid
 from chatapp.markdown import render_many
 from chatapp.models import Conversation, Generation, Message, MessageStatus, Role, User
 from chatapp.thinking import thought_of
-from chatapp.turn.run import turn_stats
+from chatapp.turn.numbers import turn_stats
 from chatapp.views import engine
 from chatapp.views.access import person, person_required
 from chatapp.views.sidebar import Row, listing

@@ -1,7 +1,7 @@
 """GoneBlocks: why what was cached no longer is, so that a miss can say why it is one.
 
-Remembers tokens by place, not by key: a prompt may want some rows of a block that is gone, or a partly filled one, which
-never had a key. Knows nothing of what is cached now.
+Remembers tokens by place, not by key: a prompt may want some rows of a block that is gone, or of a partly filled one,
+which never had a key. Knows nothing of what is cached now.
 """
 
 from __future__ import annotations

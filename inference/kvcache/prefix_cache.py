@@ -350,7 +350,7 @@ class PrefixCache:
     # --- keeping ------------------------------------------------------------------------------------------------------
 
     def _publish_tail(self, table: BlockTable, token_ids: I32, num_computed: int) -> int:
-        """Keep the rows of the last, partly filled block, unless a cached block holds them already; returns how many."""
+        """Keep the rows of the last, partly filled block, unless a cached block holds them; returns how many."""
         i = num_computed // self.block_size
         rows = self._chain.rows(token_ids[:num_computed], i)
         if not table.can_publish or table.num_published != i or not len(rows):

@@ -6,6 +6,7 @@ from __future__ import annotations
 
 import datetime
 import re
+import secrets
 from collections.abc import Callable, Sequence
 from concurrent.futures import Future
 from dataclasses import replace
@@ -121,6 +122,7 @@ class FakeWorker:
         self.hints: list[tuple[str, float]] = []  # tag and seconds of protection; -1: archived
         self.has_room = True  # to load a model without another one leaving
         self.num_cached = 0  # of any prompt
+        self.num_reused: int | None = None  # of any prompt; None: half of it
         self.opened_of: dict[str, Any] = {}  # by model, where it is not `opened`
         self._listeners: dict[str, Callable[[Event], None]] = {}
         self._written: dict[str, list[int]] = {}
@@ -129,7 +131,10 @@ class FakeWorker:
             tokenizer=ByteTokenizer(),
             chat_template=ByteTemplate(tokenizer_fingerprint),
         )
-        self.info = ModelInfo("fake", "fake.gguf", "llama", 1, 1, 260, 4096, "fake", "model", tokenizer_fingerprint, 8)
+        self.info = ModelInfo(
+            *("fake", "fake.gguf", "llama", 1, 1, 260, 4096, "fake", "model", tokenizer_fingerprint, 8),
+            load_id=secrets.token_hex(8),
+        )
 
     # what the door calls
 
@@ -154,9 +159,8 @@ class FakeWorker:
 
     def model(self, name: str) -> ModelStatus:
         is_there = self.model_state == "ready"
-        return ModelStatus(
-            name, self.model_state, float(is_there), self.model_error, 0, self.info if is_there else None
-        )
+        info = replace(self.info, name=name, fingerprint=f"{self.info.fingerprint} {name}") if is_there else None
+        return ModelStatus(name, self.model_state, float(is_there), self.model_error, 0, info)
 
     def count_cached(self, name: str, request: Request) -> int:
         return self.num_cached
@@ -237,10 +241,12 @@ class FakeWorker:
         request_id = request_id or self.requests[-1].request_id
         written = self._written[request_id]
         num_prompt = len(next(r for r in self.requests + self.prefills if r.request_id == request_id).prompt_ids)
+        num_reused = num_prompt // 2 if self.num_reused is None else min(self.num_reused, num_prompt)
         stats = RequestStats(
             num_prompt_tokens=num_prompt,
-            num_reused_ram=num_prompt // 2,
-            num_computed=num_prompt - num_prompt // 2,
+            num_reused_ram=num_reused,
+            num_computed=num_prompt - num_reused,
+            num_kept=num_prompt + len(written),
             num_generated=len(written) + 1,
             ttft_s=0.05,
             decode_s=0.5,

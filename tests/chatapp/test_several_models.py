@@ -18,7 +18,7 @@ from chatapp.errors import EngineUnavailable, NotFound
 from chatapp.models import ContextPolicy, Conversation, Generation, Message, PrefixBreak, Preset, User
 from chatapp.turn import run
 from chatapp.turn.live import Live, LiveTurn
-from chatapp.turn.run import turn_stats
+from chatapp.turn.numbers import turn_stats
 from inference.errors import ModelBusy, ModelTooLarge
 from tests.chatapp.fake_worker import ByteTemplate, ByteTokenizer, FakeWorker
 from tests.conftest import ROOT
@@ -129,6 +129,7 @@ def test_the_numbers_of_the_next_turn_name_the_cause(alice: User, client: Client
     assert (numbers.model_name, numbers.prefix_break, numbers.num_reencoded) == ("qwen3", PrefixBreak.MODEL_CHANGED, 1)
     stats = turn_stats(numbers)
     assert (stats.model, stats.cause, stats.reencoded) == ("qwen3", "model_changed", 1)
+    worker.num_reused = 1000
     again = asyncio.run(follow(alice, worker, turn.conversation_id, numbers.message_id))
     assert (again.prefix_break, again.num_reencoded) == ("", 1)  # the same model goes on
 

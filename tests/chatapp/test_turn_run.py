@@ -13,8 +13,8 @@ from django.utils import timezone
 from chatapp import llm, wire
 from chatapp.markdown import render_blocks
 from chatapp.models import Conversation, Generation, Message, MessageStatus, User
-from chatapp.turn import run
 from chatapp.turn.live import Live
+from chatapp.turn.numbers import turn_stats
 from tests.chatapp.conftest import after, ended, send, started, stored, until, whole
 from tests.chatapp.fake_worker import END, HEADERS, FakeWorker
 from tests.chatapp.test_turn_live import Tab
@@ -45,7 +45,7 @@ async def test_a_turn_is_stored_before_it_is_computed_and_closed_with_its_number
         worker.requests[0].sampling.seed,
     )
     assert generation.seed is not None
-    assert end.stats == run.turn_stats(generation)
+    assert end.stats == turn_stats(generation)
     assert not live.turns
     assert not llm.host.handle.places
 
