@@ -10,7 +10,7 @@ import uuid
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from dataclasses import replace
-from functools import cache
+from functools import cache, partial
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -22,9 +22,10 @@ from chatapp.turn.live import Live, LiveTurn
 from inference.config import EngineConfig
 from inference.engine.llm_engine import LLMEngine
 from inference.engine.worker import Worker
+from inference.kvcache.prefix_cache import PrefixCache
 from inference.tokenizer.chat_template import ChatTemplate
 from inference.tokenizer.tokenizer import Tokenizer
-from inference.types import Request
+from inference.types import MissCause, Request
 from tests.chatapp.thinking_engine import ScriptedModel
 from tests.inference.trained_tokenizers import spec_of
 
@@ -128,6 +129,11 @@ class Studio:
         for engine in self.engines:
             await asyncio.to_thread(self.worker._call, engine.cache.forget_ram)
 
+    async def forget_some(self, num_blocks: int) -> None:
+        """They have needed some: the newest ends go first."""
+        for engine in self.engines:
+            await asyncio.to_thread(self.worker._call, partial(_evict_leaves, engine.cache, num_blocks))
+
     # --- turns --------------------------------------------------------------------------------------------------------
 
     async def ask(self, text: str, reply: str = "It was built in 1783.", *, after: LiveTurn | None = None) -> LiveTurn:
@@ -167,6 +173,15 @@ class Studio:
         special = self.tokenizer.special_tokens
         thought = self.tokenizer.encode(head.removeprefix("<think>"))
         return [special["<think>"], *thought, special["</think>"], *self.tokenizer.encode(rest)]
+
+
+def _evict_leaves(cache: PrefixCache, num_blocks: int) -> None:
+    for _ in range(num_blocks):
+        leaf = next(
+            (i for i in range(cache.pool.num_blocks) if i in cache.blocks and not cache.blocks.children(i)), None
+        )
+        if leaf is not None:
+            cache._forget(leaf, MissCause.EVICTED)
 
 
 @asynccontextmanager
