@@ -30,7 +30,7 @@ def prompt_of(messages: list[int], head: int = 0, **changes: Any) -> Outline:
     ids = [*range(head, head + HEAD), *(100 * number + i for number in messages for i in range(LENGTH)), 7]
     ends = [HEAD + LENGTH * i for i in range(len(messages) + 1)]
     rows = [
-        HistoryMessage(uuid.UUID(int=number), i, "assistant" if i % 2 else "user", "", "done", None, "", 0, 0)
+        HistoryMessage(uuid.UUID(int=number), i, "assistant" if i % 2 else "user", "", "done", None, "", 0, 0, "")
         for i, number in enumerate(messages)
     ]
     values: dict[str, Any] = {
