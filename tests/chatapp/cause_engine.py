@@ -17,8 +17,9 @@ from typing import Any
 
 from chatapp import llm, wire
 from chatapp.models import Generation, Message, User
-from chatapp.turn import preparation, run
+from chatapp.turn import run
 from chatapp.turn.live import Live, LiveTurn
+from chatapp.turn.preparation import preparation
 from inference.config import EngineConfig
 from inference.engine.llm_engine import LLMEngine
 from inference.engine.worker import Worker
@@ -162,7 +163,7 @@ class Studio:
         assert turn is not None
         assert turn.task is not None
         await asyncio.wait_for(turn.task, WITHIN_S)
-        preparation.cancel_all()
+        preparation.drop(turn.conversation_id)
         return turn
 
     def ids(self, text: str) -> list[int]:
