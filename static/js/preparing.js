@@ -5,6 +5,7 @@ import { number } from "./format.js";
 import { fill, gettext } from "./i18n.js";
 
 const SHOW_AFTER_MS = 600;
+const MIN_TOKENS = 32; // fewer are no wait for anybody
 
 export class Preparing {
   #since = null;
@@ -31,9 +32,11 @@ export class Preparing {
       this.model.showRead(fill(gettext("All %(total)s tokens so far have been read."), tokens));
       return;
     }
-    this.#since ??= performance.now();
-    const note = fill(gettext("Getting ready, %(share)s %"), { share: Math.floor((100 * done) / total) });
-    this.#timer = setTimeout(() => this.composer.setNote(note), Math.max(0, this.#since + SHOW_AFTER_MS - performance.now()));
+    if (this.#since !== null || total - done >= MIN_TOKENS) {
+      this.#since ??= performance.now();
+      const note = fill(gettext("Getting ready, %(share)s %"), { share: Math.floor((100 * done) / total) });
+      this.#timer = setTimeout(() => this.composer.setNote(note), Math.max(0, this.#since + SHOW_AFTER_MS - performance.now()));
+    }
     this.model.showRead(fill(gettext("%(done)s of %(total)s tokens have been read."), tokens));
   }
 

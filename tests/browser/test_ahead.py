@@ -7,7 +7,17 @@ from typing import Any
 
 from playwright.sync_api import BrowserContext, Locator, Page, WebSocket, expect
 
-from tests.browser.screen import ask, composer, conversation_id, replies, rows, send, wait_for_end, wait_for_text
+from tests.browser.screen import (
+    REPLY_WITHIN_MS,
+    ask,
+    composer,
+    conversation_id,
+    replies,
+    rows,
+    send,
+    wait_for_end,
+    wait_for_text,
+)
 from tests.browser.server import Server
 
 PASTED = "Ships and harbours need somebody who keeps the light, in every night and in every kind of weather. " * 6
@@ -62,7 +72,7 @@ def test_what_is_opened_after_a_restart_is_read_before_the_first_question(
     server.start()
     tab = context.new_page()
     prepared = Prepared(tab)
-    tab.goto(url)
+    tab.goto(url, timeout=REPLY_WITHIN_MS)  # the first page of a server that has just started
     num_history = prepared.wait(is_draft=False)
     tab.locator("#model-chip").click()
     expect(tab.locator(".model-read")).to_have_text(f"All {num_history} tokens so far have been read.")
