@@ -13,10 +13,13 @@ from pathlib import Path
 
 from inference.config import EngineConfig, ModelConfig
 from inference.formats.base import ModelFile
+from inference.formats.inspect import model_files
 from inference.formats.model_file import open_model_file
 from inference.model.registry import check_block_size, estimate_kv_bytes, estimate_weight_bytes
 from inference.tokenizer.chat_template import ChatTemplate
 from inference.tokenizer.tokenizer import Tokenizer
+
+Stamp = tuple[tuple[str, int, int, int], ...]
 
 MAX_KEPT = 4  # opened models; a large vocabulary takes some 100 MB
 
@@ -32,6 +35,12 @@ class OpenedModel:
     max_model_len: int  # the window: prompt and reply together
     weight_bytes: int
     pool_bytes: int
+    stamp: Stamp  # of its files when they were opened
+
+    @property
+    def is_current(self) -> bool:
+        """Whether its files are still those that were opened: of others, nothing that is known here would hold."""
+        return self.stamp == _stamp(self.model_file.path)
 
     @property
     def name(self) -> str:
@@ -57,6 +66,7 @@ def open_model(path: Path | str, config: EngineConfig) -> OpenedModel:
     Raises ModelFileError, UnsupportedModelError, TemplateError, and ValueError for a configuration that the model rules
     out.
     """
+    stamp = _stamp(Path(path))
     model_file = open_model_file(path)
     max_model_len = window_of(model_file.config, config)
     check_block_size(config.kernels, config.block_size)
@@ -69,7 +79,17 @@ def open_model(path: Path | str, config: EngineConfig) -> OpenedModel:
         max_model_len,
         weight_bytes=estimate_weight_bytes(model_file, config.kernels),
         pool_bytes=config.num_blocks * config.block_size * estimate_kv_bytes(model_file.config, config.kernels),
+        stamp=stamp,
     )
+
+
+def _stamp(path: Path) -> Stamp:
+    """Changes whenever a file of the model is replaced or written to; () where there is none."""
+    try:
+        found = [(file.name, file.stat()) for file in model_files(path)]
+    except OSError:
+        return ()
+    return tuple((name, fact.st_ino, fact.st_size, fact.st_mtime_ns) for name, fact in found)
 
 
 def window_of(model: ModelConfig, config: EngineConfig) -> int:
@@ -82,7 +102,10 @@ def window_of(model: ModelConfig, config: EngineConfig) -> int:
 
 
 class ModelShelf:
-    """Opened models by name, the ones asked for last. Each is opened once, whoever asks meanwhile. Thread-safe."""
+    """Opened models by name, the ones asked for last. Each is opened once, whoever asks meanwhile, and anew when its
+    files have changed: weights are read from mapped files, and one that was cut short would end the process.
+    Thread-safe.
+    """
 
     def __init__(self, open_model: Callable[[str], OpenedModel]) -> None:
         self._open = open_model
@@ -92,21 +115,26 @@ class ModelShelf:
 
     def get(self, name: str) -> OpenedModel:
         """Blocking while the model is being opened. Raises what opening it raises."""
+        if (kept := self._current(name)) is not None:
+            return kept
         with self._lock:
-            if name in self._kept:
-                self._kept.move_to_end(name)
-                return self._kept[name]
             opening = self._opening.setdefault(name, threading.Lock())
         with opening:
-            with self._lock:
-                if name in self._kept:
-                    return self._kept[name]
+            if (kept := self._current(name)) is not None:
+                return kept
             opened = self._open(name)
             with self._lock:
                 self._kept[name] = opened
                 while len(self._kept) > MAX_KEPT:
                     self._kept.popitem(last=False)
             return opened
+
+    def _current(self, name: str) -> OpenedModel | None:
+        with self._lock:
+            kept = self._kept.get(name)
+            if kept is not None:
+                self._kept.move_to_end(name)
+        return kept if kept is not None and kept.is_current else None
 
     def drop(self, name: str) -> None:
         """Open it anew when it is asked for again: its file may have changed."""

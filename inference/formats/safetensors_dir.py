@@ -67,7 +67,7 @@ class SafetensorsDir(ModelFile):
         skipped = {name for name in self._tensors if name.startswith(prefixes)}
         if skipped:
             names = ", ".join(f"{prefix}*" for prefix in prefixes)
-            self.notes = (f"{len(skipped)} tensors {names} are left out, text only",)
+            self.notes = (f"{len(skipped)} tensors {names} are left out, text only.",)
         expected = {stored_name(self.config, name): shape for name, shape in self._shapes.items()}
         found = {name: at.shape for name, (_, at) in self._tensors.items()}
         check_shapes(self.path, expected, found, ignored | skipped)

@@ -36,17 +36,17 @@ def history_notes(render: Render, costs: Sequence[TurnCost]) -> tuple[str, ...]:
     notes = []
     for opening, closing in PAIRS:
         if removes_thinking(render, opening, closing):
-            notes.append(f"the template removes {opening} blocks from earlier replies; {_THOUGHT}")
+            notes.append(f"The template removes {opening} blocks from earlier replies; {_THOUGHT}.")
             break
     padded = f"  {ANSWER} \n\n"
     if padded not in _as_earlier_reply(render, padded):
-        notes.append(f"the template trims spaces and line breaks around what was said; {_REPLAYED}")
+        notes.append(f"The template trims spaces and line breaks around what was said; {_REPLAYED}.")
     cost = next((cost for cost in costs if cost.num_reread), None)
     if cost is not None:
-        condition = "where there is a system prompt, " if cost.has_system_prompt else ""
+        begin = "Where there is a system prompt, the" if cost.has_system_prompt else "The"
         notes.append(
-            f"{condition}the template writes differently about a message once others have followed: "
-            f"of a short turn of {cost.num_tokens} tokens, {cost.num_reread} are read again, and so is all behind them"
+            f"{begin} template writes differently about a message once others have followed: "
+            f"of a short turn of {cost.num_tokens} tokens, {cost.num_reread} are read again, and so is all behind them."
         )
     return tuple(notes)
 

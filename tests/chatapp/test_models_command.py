@@ -52,7 +52,7 @@ def test_the_table_shows_what_each_one_is_and_costs() -> None:
     assert broken.split()[0] == "broken"
     assert remarks[0].startswith("broken: cannot run: broken.gguf: architecture 'mamba")
     assert "known: gemma3" in remarks[0]
-    assert remarks[1] == "vision: 27 tensors model.visual.* are left out, text only"
+    assert remarks[1] == "vision: 27 tensors model.visual.* are left out, text only."
     assert len(remarks) == 3
 
 

@@ -78,6 +78,7 @@ class ThinkingEngine:
             name="thinker",
             config=self.config,
             memory_bytes=engine.info.memory_bytes,
+            is_current=True,
             tokenizer=self.tokenizer,
             chat_template=self.template,
             max_model_len=self.max_model_len,

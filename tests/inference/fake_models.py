@@ -32,7 +32,7 @@ def make_worker(
     def open_model(name: str) -> Any:
         engine = models[name]
         known = engine.config if isinstance(engine, LLMEngine) else config or EngineConfig()
-        return SimpleNamespace(name=name, config=known, memory_bytes=sizes.get(name, MODEL_BYTES))
+        return SimpleNamespace(name=name, config=known, memory_bytes=sizes.get(name, MODEL_BYTES), is_current=True)
 
     def load(opened: Any, *, on_progress: Any, run_kernels: Any) -> LLMEngine:
         found = models[opened.name]

@@ -21,6 +21,6 @@ def test_the_log_says_what_the_template_does_to_the_history(
     made.set("tokenizer.chat_template", tiny.STRING, source)
     with caplog.at_level(logging.INFO, "inference.engine.llm_engine"):
         load_engine(made.write(tmp_path / "m.gguf"), EngineConfig(pool_tokens=64))
-    notes = [record.getMessage() for record in caplog.records if "the template" in record.getMessage()]
+    notes = [record.getMessage() for record in caplog.records if "template" in record.getMessage()]
     assert len(notes) == num_notes
-    assert all(note.startswith("m: the template trims") for note in notes)
+    assert all(note.startswith("m: The template trims") for note in notes)

@@ -74,7 +74,7 @@ def test_what_is_left_out_and_what_the_template_rewrites_is_noted(tmp_path: Path
     (path / "tokenizer_config.json").write_text(json.dumps(tokenizer))
     vision, history = inspect_model(path).notes
     assert "tensors model.visual.* are left out" in vision
-    assert "the template trims" in history
+    assert "The template trims" in history
 
 
 @pytest.mark.parametrize("kind", ["directory", "gguf"])
