@@ -5,7 +5,8 @@ from __future__ import annotations
 import filecmp
 import os
 import resource
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -17,6 +18,7 @@ from django.core.checks import CheckMessage, Error, Warning
 from django.db import DatabaseError, connection
 from django.db.migrations.executor import MigrationExecutor
 
+from chatapp import llm, machine
 from chatapp.errors import StorageUnavailable
 from chatapp.storage import translated
 
@@ -141,6 +143,31 @@ def check_model(app_configs: Sequence[AppConfig] | None, **kwargs: Any) -> list[
     ]
 
 
+def check_kv_files(app_configs: Sequence[AppConfig] | None, **kwargs: Any) -> list[CheckMessage]:
+    """Cached KV on disk. Without it everything works, so there are no errors."""
+    folder, budget = llm.kv_root(), settings.RECOLLECT_KV_DISK_BYTES
+    if not budget or not settings.RECOLLECT_DATA.is_dir():
+        return []
+    if folder.exists() and not (folder.is_dir() and os.access(folder, os.R_OK | os.W_OK | os.X_OK)):
+        return [
+            Warning(
+                f"{folder} cannot be written to: after a restart every conversation has to be read anew.",
+                hint="Give the folder to the user that runs the server (chown), or set RECOLLECT_KV_DISK_BYTES=0.",
+                id="recollect.W009",
+            )
+        ]
+    if budget > _size_of(folder.glob("*/*.kv")) + machine.free_disk_bytes(settings.RECOLLECT_DATA):
+        return [
+            Warning(
+                f"RECOLLECT_KV_DISK_BYTES ({budget}) is more than the disk under {folder} has free: cached KV would "
+                "fill it, and leave nothing to the database.",
+                hint="Lower RECOLLECT_KV_DISK_BYTES, or make room.",
+                id="recollect.W010",
+            )
+        ]
+    return []
+
+
 def check_combinations(app_configs: Sequence[AppConfig] | None, **kwargs: Any) -> list[CheckMessage]:
     """Settings that are legal one by one and make no sense together."""
     found: list[CheckMessage] = []
@@ -172,6 +199,15 @@ def check_combinations(app_configs: Sequence[AppConfig] | None, **kwargs: Any) -
     return found
 
 
+def _size_of(paths: Iterable[Path]) -> int:
+    """Bytes of files, some of which may be gone by now."""
+    total = 0
+    for path in paths:
+        with suppress(FileNotFoundError):
+            total += path.lstat().st_size
+    return total
+
+
 def file_system_of(path: Path, mounts: Path) -> str:
     """The kind of file system under `path`, out of a table like /proc/mounts; "" where there is no such table."""
     try:
@@ -192,5 +228,6 @@ ALL: tuple[Check, ...] = (
     check_file_system,
     check_open_files,
     check_model,
+    check_kv_files,
     check_combinations,
 )

@@ -108,15 +108,16 @@ def share(name: str, default: float) -> float:
     return part
 
 
-def num_bytes(name: str, default: int, *, low: int) -> int:
+def num_bytes(name: str, default: int, *, low: int, high: int = 1 << 60) -> int:
     """A size: a whole number with a unit, like 6GB, 512 MiB or 800000000. Raises ImproperlyConfigured for others."""
     value = text(name)
     if not value:
         return default
     found = _SIZE.fullmatch(value)
     size = int(found[1]) * _UNITS[found[2].upper()] if found and found[2].upper() in _UNITS else -1
-    if size < low:
-        raise _illegal(name, value, f"sizes from {low} bytes, with a unit or without: 6GB, 512 MiB, 800000000")
+    if not low <= size <= high:
+        legal = f"sizes from {low} to {high} bytes, with a unit or without: 6GB, 512 MiB, 800000000"
+        raise _illegal(name, value, legal)
     return size
 
 

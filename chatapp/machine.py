@@ -1,8 +1,9 @@
-"""How much memory there is to share out, and how much this process has."""
+"""How much memory and disk there is to share out, and how much memory this process has."""
 
 from __future__ import annotations
 
 import os
+import shutil
 from pathlib import Path
 
 _STATM = Path("/proc/self/statm")
@@ -28,3 +29,8 @@ def resident_bytes(statm: Path = _STATM) -> int:
         return int(statm.read_text(encoding="ascii").split()[1]) * os.sysconf("SC_PAGE_SIZE")
     except OSError:
         return 0
+
+
+def free_disk_bytes(folder: Path) -> int:
+    """What may still be written to the disk under a folder. Raises OSError."""
+    return shutil.disk_usage(folder).free

@@ -26,6 +26,7 @@ _TRANSCRIPT_COLUMNS = (
     *("id", "conversation_id", "parent_id", "role", "text", "thinking_chars", "status", "error", "client_id"),
     *("position", "created_at", "finished_at"),
 )
+_MAX_IDS = 500  # in one query
 _EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
 _WHOLE_PATH = 1 << 31
 _MAX_SENT = 1000  # of 100 bytes each
@@ -135,6 +136,17 @@ def conversation_get(user: User, conversation_id: UUID, *, is_locked: bool = Fal
 def conversation_exists(conversation_id: UUID) -> bool:
     """Whether it has not been deleted, whosever it is: for work that nobody asked for."""
     return Conversation.objects.filter(id=conversation_id).exists()
+
+
+@translated()
+def conversation_owners(conversation_ids: Collection[UUID]) -> dict[UUID, str]:
+    """Which of these have not been deleted, with the names of their owners: for the books of the disk."""
+    ids = list(conversation_ids)
+    owners: dict[UUID, str] = {}
+    for start in range(0, len(ids), _MAX_IDS):
+        rows = Conversation.objects.filter(id__in=ids[start : start + _MAX_IDS])
+        owners.update(rows.values_list("id", "owner__username"))
+    return owners
 
 
 @translated()

@@ -12,6 +12,7 @@ import ipaddress
 import logging
 import resource
 import signal
+import threading
 from collections import Counter
 from collections.abc import Callable
 from typing import Any
@@ -38,8 +39,10 @@ LINGER_S = 5.0  # after a refusal a body is still read, and thrown away, so that
 MAX_CONNECTIONS = 4096
 RESERVED_FILES = 256  # for database, log, model and KV files
 MAX_CONNECTIONS_PER_ADDRESS = 256
-DRAIN_GRACE_S = 7.0  # of the ten seconds after which supervisors kill
+END_S = 9.6  # of the ten seconds after which supervisors kill
+DRAIN_GRACE_S = 7.0  # of these, for replies
 CLOSE_GRACE_S = 0.8
+SAVE_S = 1.0  # at least, for cached KV; what the above have left otherwise
 
 _TOO_LARGE = (
     b"HTTP/1.1 413 Content Too Large\r\nContent-Type: text/plain\r\nContent-Length: 22\r\nConnection: close\r\n\r\n"
@@ -198,12 +201,18 @@ class ChatServer(Server):  # type: ignore[misc]
             reactor.stop()
 
     async def _drain(self) -> None:
+        clock = asyncio.get_running_loop().time
+        end_at = clock() + END_S
         try:
             await run.drain(live, grace_s=DRAIN_GRACE_S)
-            deadline = asyncio.get_running_loop().time() + CLOSE_GRACE_S
-            while asyncio.get_running_loop().time() < deadline and self._has_open_sockets():
+            deadline = clock() + CLOSE_GRACE_S
+            while clock() < deadline and self._has_open_sockets():
                 await asyncio.sleep(0.02)
-            llm.shutdown(timeout_s=1.0)
+            # A thread that a second signal does not wait for, as it would for one of a pool.
+            ending = threading.Thread(target=llm.shutdown, args=(max(SAVE_S, end_at - clock()),), daemon=True)
+            ending.start()
+            while ending.is_alive():
+                await asyncio.sleep(0.02)
         finally:
             if reactor.running:
                 reactor.stop()

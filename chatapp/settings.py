@@ -50,6 +50,11 @@ RECOLLECT_MAX_MODEL_LEN = env.integer(
 RECOLLECT_THREADS = env.integer("RECOLLECT_THREADS", 0, low=0, high=1024)  # 0: one per core
 RECOLLECT_KERNELS = env.choice("RECOLLECT_KERNELS", "auto", ("auto", "amx", "avx512", "avx2", "generic", "numpy"))
 RECOLLECT_PREFIX_CACHE = env.boolean("RECOLLECT_PREFIX_CACHE", True)
+# Files of cached KV, of all models together; 0: none are written. A share of what is free shrinks as they grow: they
+# come to rest at a fifth of what was free without them.
+RECOLLECT_KV_DISK_BYTES = env.num_bytes(
+    "RECOLLECT_KV_DISK_BYTES", min(4 << 30, machine.free_disk_bytes(RECOLLECT_DATA) // 4), low=0, high=1 << 50
+)
 
 # --- the context window -----------------------------------------------------------------------------------------------
 

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import math
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Collection, Sequence
 from typing import TextIO
 
 REFRESH_S = 0.1
@@ -31,6 +31,19 @@ def _scaled(number: int, units: tuple[str, ...]) -> str:
         power += 1
     digits = f"{value:.3g}" if value < 999.5 else f"{value:,.0f}"
     return f"{digits} {units[power]}".strip()
+
+
+def columns(lines: Sequence[Sequence[str]], *, right: Collection[str] = ()) -> list[str]:
+    """Lines in columns as wide as they need to be. The first one has the headings; those in `right` are of numbers."""
+    widths = [max(len(line[column]) for line in lines) for column in range(len(lines[0]))]
+    aligned = [
+        [
+            cell.rjust(width) if heading in right else cell.ljust(width)
+            for cell, width, heading in zip(line, widths, lines[0], strict=True)
+        ]
+        for line in lines
+    ]
+    return ["  ".join(cells).rstrip() for cells in aligned]
 
 
 class ProgressLine:

@@ -27,6 +27,16 @@ from chatapp.llm.host import (
     takes_turns,
     unload,
 )
+from chatapp.llm.kv_disk import (
+    answer_requests,
+    kv_files,
+    kv_folders,
+    kv_root,
+    purge,
+    purge_now,
+    taking_requests,
+    wait_for_purges,
+)
 from chatapp.llm.prompts import (
     build_history,
     build_prompt,
@@ -48,12 +58,12 @@ from chatapp.llm.requests import (
     kv_identity,
     prepare,
     protect,
-    purge,
 )
 from chatapp.places import Ticket
 from inference.engine.stats import NUM_RECENT
 from inference.formats.inspect import model_files, model_name, problem_of_config, problem_of_gguf
 from inference.inspection import ModelFacts, inspect_model
+from inference.kvcache.kv_folder import FileSummary, FolderSummary
 from inference.tokenizer.thinking import PAIRS as THINKING_PAIRS
 from inference.tokenizer.thinking import ThinkingReader, ThinkingSplit
 from inference.types import (
@@ -88,8 +98,10 @@ __all__ = [
     "EngineStats",
     "EngineStatus",
     "Event",
+    "FileSummary",
     "FinishReason",
     "FinishedEvent",
+    "FolderSummary",
     "HitCounts",
     "KvIdentity",
     "MissCause",
@@ -104,6 +116,7 @@ __all__ = [
     "ThinkingSplit",
     "Ticket",
     "TokenEvent",
+    "answer_requests",
     "archive",
     "build_history",
     "build_prompt",
@@ -116,7 +129,10 @@ __all__ = [
     "extended",
     "generate",
     "inspect_model",
+    "kv_files",
+    "kv_folders",
     "kv_identity",
+    "kv_root",
     "load",
     "load_if_free",
     "loaded_models",
@@ -131,6 +147,7 @@ __all__ = [
     "problem_of_gguf",
     "protect",
     "purge",
+    "purge_now",
     "reserve",
     "sampling_params",
     "shutdown",
@@ -138,8 +155,10 @@ __all__ = [
     "status",
     "strips_thinking",
     "takes_turns",
+    "taking_requests",
     "thinking_reader",
     "token_fingerprint",
     "unload",
+    "wait_for_purges",
     "window",
 ]

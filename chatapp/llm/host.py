@@ -67,6 +67,7 @@ class Handle:
     default_model: str = ""
     is_draining: bool = False
     places: Counter[int] = field(default_factory=Counter)  # by user
+    is_server: bool = False  # others ask this process to forget cached KV (kv_requests)
 
     @property
     def num_places(self) -> int:
@@ -116,6 +117,8 @@ def _open(path: Path) -> OpenedModel:
         kernels=settings.RECOLLECT_KERNELS,
         kernel_cache=str(settings.RECOLLECT_DATA / "kernels"),
         is_prefix_cache_enabled=settings.RECOLLECT_PREFIX_CACHE,
+        kv_dir=Path(settings.RECOLLECT_DATA) / "kv",
+        kv_disk_bytes=settings.RECOLLECT_KV_DISK_BYTES,
     )
     opened = open_model(path, config)
     limit: int = settings.RECOLLECT_MAX_MODEL_LEN

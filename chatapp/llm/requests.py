@@ -1,4 +1,4 @@
-"""Requests: a reply, KV prepared ahead, what is forgotten, and what it all depends on."""
+"""Requests: a reply, KV prepared ahead, how long it is kept, and what it all depends on."""
 
 from __future__ import annotations
 
@@ -133,12 +133,6 @@ def cancel(request_id: str) -> None:
     """Stop a request within one step; its iterator ends with a FinishedEvent. Unknown ids are ignored."""
     if handle.worker is not None:
         handle.worker.cancel(request_id)
-
-
-def purge(conversation_id: UUID) -> None:
-    """Forget the cached KV of a conversation, soon. Without an engine in this process there is nothing to forget."""
-    if handle.worker is not None:
-        handle.worker.purge(str(conversation_id))
 
 
 def protect(conversation_id: UUID, seconds: float) -> None:

@@ -96,7 +96,9 @@ class LLMEngine:
             load_id=secrets.token_hex(8),
         )
         self.max_model_len = window_of(model.config, config)
-        self.cache = new_cache(model, kv, config, template_fingerprint=chat_template.fingerprint, clock=clock)
+        self.cache = new_cache(
+            model, kv, config, name=name, template_fingerprint=chat_template.fingerprint, clock=clock
+        )
         self.clock = clock
         self._pace = PrefillPace(config.max_batch_tokens)
         self._scheduler = Scheduler(config, self.cache, self._pace)

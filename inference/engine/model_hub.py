@@ -13,6 +13,7 @@ replies that run now, and not for those that others ask for meanwhile. What is n
 from __future__ import annotations
 
 import threading
+import time
 from collections import deque
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
@@ -55,6 +56,7 @@ class Slot:
     memory_bytes: int = 0  # that it takes while it is loading or ready
     used_at: float = 0.0
     held: dict[str, tuple[Request, float]] = field(default_factory=dict)  # id -> request that waits for it, since when
+    missed: list[Callable[[LLMEngine], object]] = field(default_factory=list)  # said to all while it was loading
 
     @property
     def is_busy(self) -> bool:
@@ -167,6 +169,9 @@ class ModelHub:
     def loaded(self, slot: Slot, engine: LLMEngine, now: float) -> None:
         """The model is there; it has the size that it states."""
         self._loading = None
+        missed, slot.missed = slot.missed, []
+        for tell in missed:
+            tell(engine)
         slot.engine, slot.info = engine, engine.info
         slot.memory_bytes = engine.info.memory_bytes
         slot.state, slot.progress, slot.used_at = "ready", 1.0, now
@@ -179,6 +184,7 @@ class ModelHub:
         if slot.name in self.wanted:
             self.wanted.remove(slot.name)
         self._remove(slot, is_valid=False)
+        slot.missed.clear()
         slot.state, slot.error = "failed", problem
 
     def unload(self, slot: Slot) -> None:
@@ -208,10 +214,20 @@ class ModelHub:
         waits = [slot.engine.idle() for slot in self._turns if slot.engine is not None]
         return min((wait_s for wait_s in waits if wait_s is not None), default=None)
 
+    def tell_all(self, tell: Callable[[LLMEngine], object]) -> None:
+        """Say something to every engine; to one that is being loaded as soon as it is there: it may have read from disk
+        what this is about."""
+        for slot in self.slots.values():
+            if slot.engine is not None:
+                tell(slot.engine)
+            elif slot.state == "loading":
+                slot.missed.append(tell)
+
     def close(self, timeout: float) -> None:
         """Let the ready models save what they keep on disk, for so many seconds in all."""
+        deadline = time.monotonic() + timeout
         for slot in list(self._turns):
-            self._remove(slot, timeout / len(self._turns))
+            self._remove(slot, max(0.0, deadline - time.monotonic()) / len(self._turns))
 
     def _remove(self, slot: Slot, timeout: float = UNLOAD_S, *, is_valid: bool = True) -> None:
         """Drop the engine; the model may be wanted again already."""

@@ -18,9 +18,18 @@ logger = logging.getLogger(__name__)
 
 
 def new_cache(
-    model: Model, kv: BlockStorage, config: EngineConfig, *, template_fingerprint: str, clock: Callable[[], float]
+    model: Model,
+    kv: BlockStorage,
+    config: EngineConfig,
+    *,
+    name: str,
+    template_fingerprint: str,
+    clock: Callable[[], float],
 ) -> PrefixCache:
-    """A cache over the pool kv. When the folder cannot be had, because another process has it say, it runs without."""
+    """A cache over the pool kv. When the folder cannot be had, because another process has it say, it runs without.
+
+    name: what people call the model.
+    """
     saver, problem = None, ""
     if config.is_prefix_cache_enabled and config.kv_dir is not None and config.kv_disk_bytes:
         identity = KVIdentity.of(
@@ -31,11 +40,15 @@ def new_cache(
             block_size=config.block_size,
             bytes_per_token=kv.bytes_per_token,
         )
+        label = f"{name}, {model.kernel_tier}, blocks of {config.block_size}"
         try:
-            saver = BlockSaver(DiskTier(config.kv_dir, config.kv_disk_bytes, identity), kv)
+            disk = DiskTier(config.kv_dir, config.kv_disk_bytes, identity, label=label)
         except DiskTierUnavailable as error:
-            logger.warning("no KV is kept on disk: %s", error)
+            logger.warning("%s: no KV is kept on disk: %s", name, error)
             problem = str(error)
+        else:
+            saver = BlockSaver(disk, kv)
+            logger.info("%s: KV on disk in %d files, %d MB", name, disk.num_files, disk.num_bytes // 1_000_000)
     root = root_key(
         model_fingerprint=model.fingerprint, tokenizer_fingerprint=template_fingerprint, kv_format=kv.format_id
     )

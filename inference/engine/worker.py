@@ -38,7 +38,7 @@ from inference.types import (
 
 logger = logging.getLogger(__name__)
 
-CLOSE_S = 4.0  # for writing cached KV to disk at the end
+CLOSE_S = 0.3  # of the time for the end: the file that is being written then
 
 State = Literal["running", "failed", "stopped"]
 EventFn = Callable[[Event], None]
@@ -74,6 +74,7 @@ class Worker:
         self._loader = ModelLoader(load, run_kernels=self._call)
         self._clock = clock
         self._is_stopping = False
+        self._stop_by = 0.0  # by time.monotonic()
         self._hub = ModelHub(max_bytes, begin=self._begin_load, end=self._end_work)
         self._hints = RetentionHints(clock)  # for models that are loaded later
         self._commands: SimpleQueue[Callable[[], None]] = SimpleQueue()  # run on the thread, between two steps
@@ -183,8 +184,12 @@ class Worker:
         self._commands.put(partial(self._cancel, request_id))
 
     def purge(self, tag: str) -> None:
-        """Forget the cached KV of a tag, in all loaded models, before the next step."""
+        """Forget the cached KV of a tag, in all loaded models and their files, before the next step."""
         self._commands.put(partial(self._purge, tag))
+
+    def clear_cache(self) -> None:
+        """Forget all cached KV, in all loaded models and their files, before the next step."""
+        self._commands.put(partial(self._hub.tell_all, lambda engine: engine.clear_cache()))
 
     def protect(self, tag: str, seconds: float) -> None:
         """Evict the cached KV of a tag late, for so long from now on: somebody looks at it. 0 ends that.
@@ -197,12 +202,24 @@ class Worker:
         """Evict the cached KV of a tag first, until a request with it comes."""
         self._commands.put(partial(self._archive, tag))
 
+    def settle(self, timeout: float) -> bool:
+        """Wait until what was asked for before has been done, or the worker has ended; False when that takes longer."""
+        try:
+            self._call(lambda: None, timeout)
+        except TimeoutError:
+            return False
+        except EngineStopped:
+            if self._thread.ident is not None:
+                self._thread.join(timeout)
+            return not self._thread.is_alive()
+        return True
+
     def shutdown(self, timeout: float = 10.0) -> bool:
         """End every request with CANCELLED and stop; True when all threads have ended within timeout seconds.
 
-        A model that is being loaded stops at its next report of progress.
+        Until then cached KV is written to disk. A model that is being loaded stops at its next report of progress.
         """
-        deadline = time.monotonic() + timeout
+        deadline = self._stop_by = time.monotonic() + timeout
         self._is_stopping = True
         self._commands.put(lambda: None)  # wakes it
         if self._thread.ident is None:  # never started
@@ -215,8 +232,9 @@ class Worker:
         if self.state != "running" or self._is_stopping:
             raise EngineStopped(self.error or "the engine is stopped")
 
-    def _call(self, work: Callable[[], T]) -> T:
-        """Run it on the worker thread between two steps and return its result. Raises EngineStopped when that ends."""
+    def _call(self, work: Callable[[], T], timeout: float | None = None) -> T:
+        """Run it on the worker thread between two steps and return its result. Raises EngineStopped when that ends,
+        TimeoutError."""
         future: Future[T] = Future()
 
         def run() -> None:
@@ -230,7 +248,7 @@ class Worker:
             self._calls.add(future)
             self._commands.put(run)
         try:
-            return future.result()
+            return future.result(timeout)
         finally:
             with self._lock:
                 self._calls.discard(future)
@@ -246,7 +264,7 @@ class Worker:
                 self._step()
             self._run_commands(wait_s=0.0)
             self._cancel_all()
-            self._hub.close(CLOSE_S)
+            self._hub.close(max(0.0, self._stop_by - CLOSE_S - time.monotonic()))
             problem = ""
         except Exception as error:
             logger.exception("the engine has ended")
@@ -354,8 +372,7 @@ class Worker:
 
     def _purge(self, tag: str) -> None:
         self._hints.forget(tag)
-        num_blocks = sum(engine.purge(tag) for engine in self._hub.engines)
-        logger.info("purged %d blocks of %s", num_blocks, tag)
+        self._hub.tell_all(lambda engine: engine.purge(tag))
 
     def _protect(self, tag: str, seconds: float) -> None:
         self._hints.expire()

@@ -154,6 +154,9 @@ class BlockSaver:
         self.flush(timeout)
         with self._change:
             self._is_closing = True
+            if timeout and (self._unsaved or self._jobs):
+                num_blocks = len(self._unsaved) + sum(len(job.blocks) for job in self._jobs)
+                logger.warning("%d blocks of KV were not saved in time", num_blocks)
             for job in self._jobs:
                 job.is_void = True
             self._change.notify_all()

@@ -50,10 +50,11 @@ class WriteJob:
 class DiskTier:
     """Opens the model's folder in root, making it if need be, and reads what is there. Raises DiskTierUnavailable.
 
-    max_bytes is a hard bound on the files of all models in root, the one being written included.
+    max_bytes is a hard bound on the files of all models in root, the one being written included. label: for people,
+    what the model's folder is for.
     """
 
-    def __init__(self, root: Path, max_bytes: int, identity: KVIdentity) -> None:
+    def __init__(self, root: Path, max_bytes: int, identity: KVIdentity, *, label: str = "") -> None:
         self.folder = root / identity.name
         self.max_bytes = max_bytes
         self.failures: Counter[str] = Counter()  # files that could not be used, by cause
@@ -68,7 +69,7 @@ class DiskTier:
         try:
             self.folder.mkdir(mode=0o700, parents=True, exist_ok=True)
             with kv_folder.budget_turn(root):  # who looks which folders are in use holds it for a moment as well
-                self._lock_fd = kv_folder.lock(self.folder)
+                self._lock_fd = kv_folder.lock(self.folder, label)
         except BlockingIOError as error:
             raise DiskTierUnavailable(f"{self.folder} is in use by another process") from error
         except OSError as error:
@@ -157,7 +158,7 @@ class DiskTier:
                 job.is_void |= tag in job.tags
             for file in self._index.files():
                 if tag in file.segment.tags:
-                    left = kv_folder.remove_tag(file.path, file.segment, tag)
+                    left = kv_folder.remove_tags(file.path, [tag])
                     if left is None:
                         self._remove(file)
                     else:

@@ -1,7 +1,7 @@
 """The folder of KV files: one folder inside for each model (and template, KV format, ...), one budget over all.
 
     <folder>/budget            held while a file is written: the budget is counted by one writer at a time
-    <folder>/<identity>/lock   held by the process whose engine uses this folder inside
+    <folder>/<identity>/lock   held by the process whose engine uses this folder inside; says what the folder is for
     <folder>/<identity>/*.kv   segments
 
 What is here works on any of them from any process, whether or not an engine runs: a running engine takes a file that is
@@ -14,7 +14,7 @@ import fcntl
 import os
 import stat
 from collections import Counter
-from collections.abc import Generator, Iterator
+from collections.abc import Collection, Generator, Iterator
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -26,6 +26,7 @@ from inference.kvcache.segment import BadSegment, Segment, read_rows, read_segme
 SUFFIX = ".kv"
 UNFINISHED_SUFFIX = ".tmp"
 LOCK_NAME = "lock"
+MAX_LABEL_BYTES = 512
 OPEN_FLAGS = os.O_CLOEXEC | os.O_NOFOLLOW
 
 
@@ -38,6 +39,17 @@ class FolderSummary:
     num_bytes: int
     is_in_use: bool  # by a running engine
     used_at: float  # seconds since the epoch, of the file used last; 0 without any
+    label: str  # what its last user has called it
+
+
+@dataclass(frozen=True, slots=True)
+class FileSummary:
+    """One file of the folder. problem: why it cannot be used, in one word; then tags is empty."""
+
+    path: Path
+    num_bytes: int
+    tags: frozenset[str] = frozenset()
+    problem: str = ""
 
 
 def survey(root: Path) -> list[FolderSummary]:
@@ -55,30 +67,37 @@ def _survey(root: Path) -> list[FolderSummary]:
                 status = path.lstat()
                 sizes.append(status.st_size)
                 times.append(status.st_mtime)
-        summaries.append(FolderSummary(inside.name, len(sizes) - 1, sum(sizes), _is_locked(inside), max(times)))
+        facts = (inside.name, len(sizes) - 1, sum(sizes), _is_locked(inside), max(times))
+        summaries.append(FolderSummary(*facts, label=_label_of(inside)))
     return sorted(summaries, key=lambda summary: summary.used_at)
+
+
+def files(root: Path, *, is_whole: bool = False) -> Iterator[FileSummary]:
+    """Every file, of which the header is read, or all of it (is_whole). Removes nothing. Raises OSError."""
+    for inside in _folders(root):
+        for path in _files(inside, SUFFIX):
+            with suppress(FileNotFoundError):  # evicted meanwhile
+                yield _look_at(path, is_whole)
 
 
 def verify(root: Path) -> Counter[str]:
     """Read every file whole. Counts by what is wrong with them, the sound ones under "". Removes nothing."""
-    causes: Counter[str] = Counter()
-    for inside in _folders(root):
-        for path in _files(inside, SUFFIX):
-            with suppress(FileNotFoundError):  # evicted meanwhile
-                causes[_problem_of(path)] += 1
-    return causes
+    return Counter(file.problem for file in files(root, is_whole=True))
 
 
-def purge(root: Path, tag: str | None = None) -> int:
-    """Remove the files that only this tag owns (all, without a tag), and the tag from the others; how many are gone.
+def purge(root: Path, tags: Collection[str] | None = None) -> int:
+    """Remove the files that only these tags own (all files, with None), and the tags from the others; how many are
+    gone.
 
     What is unfinished in a folder that nobody uses goes as well. Raises OSError.
     """
+    if not root.is_dir():
+        return 0
     num_removed = 0
     with budget_turn(root):
         for inside in _folders(root):
             for path in _files(inside, SUFFIX):
-                if tag is None or not _may_stay(path, tag):
+                if tags is None or remove_tags(path, tags) is None:
                     path.unlink(missing_ok=True)
                     num_removed += 1
             if not _is_locked(inside):
@@ -87,11 +106,17 @@ def purge(root: Path, tag: str | None = None) -> int:
     return num_removed
 
 
-def lock(inside: Path) -> int:
-    """Take a folder inside for this process; closing the descriptor gives it back. Raises OSError."""
+def lock(inside: Path, label: str = "") -> int:
+    """Take a folder inside for this process; closing the descriptor gives it back. Raises OSError.
+
+    label: for people, what the folder is for.
+    """
     fd = os.open(inside / LOCK_NAME, os.O_RDWR | os.O_CREAT | OPEN_FLAGS, 0o600)
     try:
         fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        if label:
+            os.ftruncate(fd, 0)
+            os.pwrite(fd, label.encode()[:MAX_LABEL_BYTES], 0)
     except OSError:
         os.close(fd)
         raise
@@ -125,64 +150,67 @@ def make_room_beside(root: Path, name: str, num_bytes: int, max_bytes: int) -> i
     return taken
 
 
-def remove_tag(path: Path, segment: Segment, tag: str) -> Segment | None:
-    """The segment without a tag, written into its file. None when nobody owns it any more, and the file is to go.
+def remove_tags(path: Path, tags: Collection[str]) -> Segment | None:
+    """The segment in a file without these tags, written there. None when the file is to go: nobody else owns it, or it
+    cannot be read, and may hold anything.
 
-    The header is overwritten where it lies. A crash in the middle leaves one that is refused: a miss.
+    The header is overwritten where it lies, under a lock: an engine and whoever purges from outside may do so at once,
+    and each goes by what is in the file. A crash in the middle leaves a header that is refused: a miss.
     """
-    left = replace(segment, tags=segment.tags - {tag})
-    if not left.tags:
-        return None
     try:
-        fd = os.open(path, os.O_WRONLY | OPEN_FLAGS)
+        fd, segment = open_segment(path, os.O_RDWR, fcntl.LOCK_EX)
         try:
-            os.pwrite(fd, left.header(), 0)
-            os.fdatasync(fd)
+            left = replace(segment, tags=segment.tags.difference(tags))
+            if not left.tags and segment.tags:
+                return None
+            if left != segment:
+                os.pwrite(fd, left.header(), 0)
+                os.fdatasync(fd)
         finally:
             os.close(fd)
-    except OSError:
+    except (BadSegment, OSError):
         return None
     return left
 
 
-def open_segment(path: Path) -> tuple[int, Segment]:
-    """The descriptor and the header of a file, which must be a plain one. Raises BadSegment, OSError."""
-    fd = os.open(path, os.O_RDONLY | os.O_NONBLOCK | OPEN_FLAGS)  # no waiting at a pipe
+def open_segment(path: Path, mode: int = os.O_RDONLY, lock_kind: int = fcntl.LOCK_SH) -> tuple[int, Segment]:
+    """The descriptor and the header of a file, which must be a plain one. Raises BadSegment, OSError.
+
+    A shared lock is for the reading of the header only, an exclusive one is held until the descriptor is closed.
+    """
+    fd = os.open(path, mode | os.O_NONBLOCK | OPEN_FLAGS)  # no waiting at a pipe
     try:
         if not stat.S_ISREG(os.fstat(fd).st_mode):
             raise BadSegment("format")
-        return fd, read_segment(fd)
+        fcntl.flock(fd, lock_kind)
+        segment = read_segment(fd)
+        if lock_kind == fcntl.LOCK_SH:
+            fcntl.flock(fd, fcntl.LOCK_UN)
+        return fd, segment
     except BaseException:
         os.close(fd)
         raise
 
 
-def _problem_of(path: Path) -> str:
+def _look_at(path: Path, is_whole: bool) -> FileSummary:
+    num_bytes = path.lstat().st_size
     try:
         fd, segment = open_segment(path)
         try:
+            if segment.identity.name != path.parent.name:
+                raise BadSegment("misplaced")
             buffer = np.empty(segment.identity.block_size * segment.identity.bytes_per_token, np.uint8).data
-            for i in range(len(segment.records)):
+            for i in range(len(segment.records) if is_whole else 0):
                 read_rows(fd, segment, i, buffer)
         finally:
             os.close(fd)
     except BadSegment as error:
-        return error.cause
+        return FileSummary(path, num_bytes, problem=error.cause)
     except FileNotFoundError:
         raise
     except OSError:
-        return "unreadable"
-    return ""
-
-
-def _may_stay(path: Path, tag: str) -> bool:
-    """Whether others own a file as well, or the tag never did. What cannot be read may hold anything: it goes."""
-    try:
-        fd, segment = open_segment(path)
-    except (BadSegment, OSError):
-        return False
-    os.close(fd)
-    return tag not in segment.tags or remove_tag(path, segment, tag) is not None
+        return FileSummary(path, num_bytes, problem="unreadable")
+    return FileSummary(path, num_bytes, segment.tags)
 
 
 def _folders(root: Path) -> Iterator[Path]:
@@ -192,6 +220,17 @@ def _folders(root: Path) -> Iterator[Path]:
 
 def _files(inside: Path, suffix: str) -> Iterator[Path]:
     yield from sorted(path for path in inside.iterdir() if path.suffix == suffix and not path.is_dir())
+
+
+def _label_of(inside: Path) -> str:
+    try:
+        fd = os.open(inside / LOCK_NAME, os.O_RDONLY | os.O_NONBLOCK | OPEN_FLAGS)
+    except FileNotFoundError:
+        return ""
+    try:
+        return os.pread(fd, MAX_LABEL_BYTES, 0).decode(errors="replace")
+    finally:
+        os.close(fd)
 
 
 def _is_locked(inside: Path) -> bool:

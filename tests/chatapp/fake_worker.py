@@ -8,7 +8,6 @@ import datetime
 import re
 import secrets
 from collections.abc import Callable, Sequence
-from concurrent.futures import Future
 from dataclasses import replace
 from types import SimpleNamespace
 from typing import Any
@@ -185,9 +184,14 @@ class FakeWorker:
         if request_id in self._listeners:
             self.finish(FinishReason.CANCELLED, request_id=request_id)
 
-    def purge(self, tag: str) -> Future[int]:
+    def purge(self, tag: str) -> None:
         self.purged.append(tag)
-        return Future()
+
+    def clear_cache(self) -> None:
+        self.purged.append("*")
+
+    def settle(self, timeout: float) -> bool:
+        return True
 
     def protect(self, tag: str, seconds: float) -> None:
         self.hints.append((tag, seconds))

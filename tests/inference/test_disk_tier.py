@@ -305,7 +305,7 @@ def test_folder_can_be_surveyed_verified_and_purged_from_outside(tmp_path: Path)
         assert (summary.name, summary.num_files, summary.num_bytes) == (IDENTITY.name, 2, tier.num_bytes)
         assert summary.is_in_use
         assert kv_folder.verify(tmp_path) == {"": 2}
-        assert kv_folder.purge(tmp_path, "chat-1") == 1
+        assert kv_folder.purge(tmp_path, {"chat-1"}) == 1
         assert not any(b"chat-1" in data for data in remains(tmp_path))
         assert read_back(tier, chain(P, seed=1)) == []
         assert tier.failures == {"missing": 1}

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import argparse
 import json
-from collections.abc import Sequence
 from typing import Any
 
 from django.core.management.base import BaseCommand
@@ -12,9 +11,9 @@ from django.core.management.base import BaseCommand
 from chatapp import hub_download, model_catalogue
 from chatapp.logs import escaped
 from chatapp.model_catalogue import InstalledModel
-from chatapp.terminal import count, size
+from chatapp.terminal import columns, count, size
 
-HEADINGS = ("NAME", "SIZE", "ARCHITECTURE", "PARAMETERS", "WINDOW", "IN MEMORY", "POOL PER 1,000", "STORED AS")
+HEADINGS = ("  NAME", "SIZE", "ARCHITECTURE", "PARAMETERS", "WINDOW", "IN MEMORY", "POOL PER 1,000", "STORED AS")
 RIGHT = {"SIZE", "PARAMETERS", "WINDOW", "IN MEMORY", "POOL PER 1,000"}  # numbers
 
 
@@ -31,7 +30,7 @@ class Command(BaseCommand):
             for model in models:
                 self.stdout.write(json.dumps(as_json(model)))
             return
-        for line in table([row(model) for model in models]):
+        for line in columns([HEADINGS, *map(row, models)], right=RIGHT):
             self.stdout.write(line)
         for model in models:
             remarks = [f"cannot run: {model.problem}"] if model.problem else []
@@ -79,17 +78,3 @@ def row(model: InstalledModel) -> tuple[str, ...]:
         size(1000 * facts.kv_bytes_per_token) if facts.kv_bytes_per_token else "-",
         f"{facts.kind} {', '.join(facts.quantisations)}".strip(),
     )
-
-
-def table(rows: Sequence[tuple[str, ...]]) -> list[str]:
-    """Lines in columns as wide as they need to be."""
-    lines = [("  " + HEADINGS[0], *HEADINGS[1:]), *rows]
-    widths = [max(len(line[column]) for line in lines) for column in range(len(HEADINGS))]
-    aligned = [
-        [
-            cell.rjust(width) if heading in RIGHT else cell.ljust(width)
-            for cell, width, heading in zip(line, widths, HEADINGS, strict=True)
-        ]
-        for line in lines
-    ]
-    return ["  ".join(cells).rstrip() for cells in aligned]

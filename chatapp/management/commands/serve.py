@@ -14,7 +14,7 @@ from django.conf import settings
 from django.contrib.staticfiles.storage import ManifestStaticFilesStorage, staticfiles_storage
 from django.core.management.base import BaseCommand, CommandError
 
-from chatapp import checks, llm, locks, model_catalogue, selectors
+from chatapp import checks, kv_keeper, llm, locks, model_catalogue, selectors
 from chatapp.errors import StorageUnavailable
 from chatapp.server import CannotListenError, ChatServer, raise_open_files
 from chatapp.services import accounts
@@ -80,7 +80,8 @@ class Command(BaseCommand):
             self._announce(host, bound_port)
 
         try:
-            server.run(on_listening)
+            with kv_keeper.running():
+                server.run(on_listening)
         except CannotListenError as error:
             raise CommandError(_why_deaf(host, port, error.socketError)) from error
         logger.info("stopped")
