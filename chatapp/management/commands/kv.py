@@ -85,7 +85,7 @@ class Command(BaseCommand):
         if found.public_bytes:
             self.stdout.write(f"\nPublic system prompts: {size(found.public_bytes)}")
         if found.unusable_files:
-            self.stdout.write(f"\n{found.unusable_files} files cannot be used: see `manage.py kv verify`")
+            self.stdout.write(f"\nFiles that cannot be used: {found.unusable_files}. See `manage.py kv verify`")
 
     def _table(self, headings: tuple[str, ...], rows: Sequence[tuple[str, ...]]) -> None:
         if rows:
@@ -129,7 +129,8 @@ class Command(BaseCommand):
 
     def _purge(self, conversation_ids: set[str] | None) -> None:
         num_removed, is_server_asked = llm.purge_now(conversation_ids)
-        what = "all models" if conversation_ids is None else f"{len(conversation_ids)} conversations"
+        num = len(conversation_ids or ())
+        what = "all models" if conversation_ids is None else f"{num} conversation{'s' * (num != 1)}"
         self.stdout.write(f"Removed {num_removed} files of {what}.")
         if not is_server_asked:
             self.stdout.write("No server runs on this data folder: nothing is left in memory.")
