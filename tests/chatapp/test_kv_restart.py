@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import html
 import json
 import os
 from collections.abc import Callable
@@ -10,9 +11,12 @@ from typing import Any
 
 import numpy as np
 import pytest
+from django.test import Client
+from django.urls import reverse
 
 from chatapp import llm
 from chatapp.models import Message, User
+from inference.kvcache import kv_folder
 from tests.chatapp import kv_world
 from tests.chatapp.kv_world import LONG, engine, files, numbers, preset, talk
 
@@ -199,7 +203,7 @@ def test_what_another_engine_has_computed_is_not_used(
 
 
 def test_the_time_of_files_and_rows_does_not_matter(alice: User) -> None:
-    """A day later, or after the clock was put back."""
+    """A day after the clock was put back, or after more than a year."""
     for days in (-1, 400):
         with engine():
             first = talk(alice, f"{days} {LONG}", preset=preset().id)
@@ -207,3 +211,37 @@ def test_the_time_of_files_and_rows_does_not_matter(alice: User) -> None:
             os.utime(path, (path.stat().st_mtime - 86_400 * days,) * 2)
         with engine():
             assert numbers(talk(alice, QUESTION, after=first)).num_reused_disk > 400
+
+
+# --- what an operator sees --------------------------------------------------------------------------------------------
+
+
+def engine_page(staff: Client) -> str:
+    return html.unescape(staff.get(reverse("admin:engine")).content.decode())
+
+
+def test_the_engine_page_shows_the_files_the_budget_and_what_failed(staff: Client, alice: User) -> None:
+    with engine():
+        first = talk(alice, LONG, preset=preset().id)
+    flip(payload_start)(files()[:1])
+    with engine():
+        talk(alice, QUESTION, after=first)
+        page = engine_page(staff)
+    assert "/ 64.0\xa0MB" in page
+    assert "checksum" in page
+
+
+def test_the_engine_page_says_why_nothing_is_kept(staff: Client, alice: User, settings: Any) -> None:
+    with engine():
+        talk(alice, LONG, preset=preset().id)
+    (inside,) = llm.kv_root().glob("*/")
+    descriptor = kv_folder.lock(inside)  # as another process has it
+    try:
+        with engine():
+            talk(alice, LONG, preset=preset().id)
+            assert f"{inside} is in use by another process" in engine_page(staff)
+    finally:
+        os.close(descriptor)
+    settings.RECOLLECT_KV_DISK_BYTES = 0
+    with engine():
+        assert "Nothing is kept on disk:" in engine_page(staff)
