@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from inference.kernels.jit.attention import attend_chunk, begin, finish, fold, part_bytes, part_rows, scratch_bytes
 from inference.kernels.jit.elementwise import padded
-from inference.kernels.jit.kernel_cache import kernel
+from inference.kernels.jit.kernel_cache import entry, kernel
 from inference.kernels.jit.records import JOB_FIELDS, Record
 from inference.kernels.jit.stages import quantise_input
 from inference.kernels.jit.team import done, take, wait
@@ -18,7 +18,7 @@ JOB_BYTES = 8 * len(JOB_FIELDS)
 FIRST_ROW, NUM_ROWS, POSITION, TABLE, NUM_CHUNKS, FIRST_TASK, PARTS = range(0, JOB_BYTES, 8)
 
 
-@kernel
+@entry
 def thread_bytes(num_rows: int, dim: int) -> int:
     """Memory of a thread, for jobs of so many rows: scratch, addresses of queries, parts, parts folded together."""
     return scratch_bytes(dim) + part_rows(num_rows) * (8 + 2 * part_bytes(dim))

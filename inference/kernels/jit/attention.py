@@ -18,7 +18,7 @@ import numpy as np
 from inference.kernels.jit import attention_tiles as tiles
 from inference.kernels.jit.attention_tiles import CHUNK, DIRECT_WIDTH, MAX_DIRECT, ROW_BYTES, TILE_ROWS, TILE_WIDTH
 from inference.kernels.jit.elementwise import padded
-from inference.kernels.jit.kernel_cache import kernel
+from inference.kernels.jit.kernel_cache import entry, kernel
 from inference.kernels.jit.vectors import (
     LANE_BYTES,
     NUM_LANES,
@@ -49,13 +49,13 @@ KEYS_AT, VALUES_AT, SCORES_AT = 0, 8 * NUM_GROUPS, 16 * NUM_GROUPS
 CONVERTED_AT = SCORES_AT + TILE_ROWS * ROW_BYTES
 
 
-@kernel
+@entry
 def part_bytes(dim: int) -> int:
     """The weighted sum (D, padded), then the maximum and the sum of weights."""
     return 4 * padded(dim) + LANE_BYTES
 
 
-@kernel
+@entry
 def part_rows(num_rows: int) -> int:
     """Rows for which there must be parts: tiles are always whole."""
     return num_rows if num_rows <= MAX_DIRECT else -(-num_rows // TILE_ROWS) * TILE_ROWS
