@@ -8,7 +8,8 @@ from collections.abc import Iterable
 from dataclasses import dataclass, replace
 from pathlib import Path
 
-from inference.bench.conversation import Interview, Reading, history, question, said
+from inference.bench.conversation import NUM_GENERATED, Interview, Reading, history, question, said
+from inference.bench.workload import prompt_text
 from inference.engine.llm_engine import LLMEngine
 from inference.types import ChatMessage, HitCounts
 
@@ -60,7 +61,8 @@ def measure_crowd(engine: LLMEngine, *, num_words: int, num_turns: int, kv_dir: 
 
 def _num_tokens_at_the_end(engine: LLMEngine, talk: list[ChatMessage], num_turns: float) -> int:
     num_tokens = len(engine.chat_template.build(talk).ids)
-    num_more = len(engine.chat_template.build([*talk, talk[-2], question(0)]).ids) - num_tokens
+    reply = ChatMessage("assistant", prompt_text(NUM_GENERATED, 0))
+    num_more = len(engine.chat_template.build([*talk, reply, question(0)]).ids) - num_tokens
     return num_tokens + round(num_turns * num_more)
 
 
