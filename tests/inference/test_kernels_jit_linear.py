@@ -13,7 +13,8 @@ from numba import njit
 from inference.kernels.jit.cpu import Target, available_tiers
 from inference.kernels.jit.linear import embed, linear, quantise
 from inference.kernels.jit.linear_check import KernelsDiffer, check, multiply, random_matrix
-from inference.kernels.jit.linear_rows import quantised_bytes
+from inference.kernels.jit.linear_rows import STEP, quantised_bytes
+from inference.kernels.jit.linear_unpacked import MAX_ROWS, MAX_STEPS, SCRATCH_BYTES
 from inference.kernels.jit.packing import aligned, pack
 from inference.kernels.oracle import linear as oracle
 from inference.kernels.quantized import (
@@ -71,6 +72,21 @@ def test_any_size_and_magnitude_has_the_oracles_bits(
 
 @on_every_target
 @pytest.mark.parametrize("form", [form for form in COMMON if isinstance(form, IntegerForm)], ids=name_of)
+def test_panels_taken_in_parts_and_tokens_in_portions_have_the_oracles_bits(
+    tier: str, target: Target, form: IntegerForm
+) -> None:
+    """More k than are unpacked at a time, more tokens than meet a panel at a time, and every number up to some."""
+    rng = np.random.default_rng(8)
+    matrix = random_matrix(form, 19, STEP * (2 * MAX_STEPS + 1), rng)
+    packed = pack([matrix], kernels(tier, target))
+    x = rng.standard_normal((2 * MAX_ROWS + 3, matrix.num_inner), np.float32)
+    expected = oracle.linear(matrix, x)
+    for num_tokens in (*range(1, 34), MAX_ROWS, len(x)):
+        assert_same_bits(multiply(packed, x[:num_tokens], kernels(tier, target)), expected[:num_tokens])
+
+
+@on_every_target
+@pytest.mark.parametrize("form", [form for form in COMMON if isinstance(form, IntegerForm)], ids=name_of)
 def test_the_largest_sums_do_not_overflow(tier: str, target: Target, form: IntegerForm) -> None:
     """All codes at the end of their range, all activations at the largest integer, of one sign or the other."""
     rng = np.random.default_rng(0)
@@ -122,8 +138,8 @@ def test_float16_weights_keep_subnormals_and_infinities(tier: str, target: Targe
 
 
 @njit(nogil=True)
-def run(matrix, x, x_stride, data, first, end, out, out_stride, first_panel, end_panel):  # type: ignore[no-untyped-def]
-    linear(matrix, x, x_stride, data, first, end, out, out_stride, first_panel, end_panel)
+def run(matrix, x, x_stride, data, scratch, first, end, out, out_stride, first_panel, end_panel):  # type: ignore[no-untyped-def]
+    linear(matrix, x, x_stride, data, scratch, first, end, out, out_stride, first_panel, end_panel)
 
 
 @njit(nogil=True)
@@ -143,17 +159,18 @@ def test_compiled_code_computes_parts_into_a_wider_array_and_nothing_beside(form
     matrix = random_matrix(form, 77, 64, rng)
     packed = pack([matrix], found)
     wide = rng.standard_normal((11, 100), np.float32)
-    data = aligned(quantised_bytes(11, 64))
+    data, scratch = aligned(quantised_bytes(11, 64)), aligned(2 * SCRATCH_BYTES)
     out = np.full((11, 90), 7, np.float32)
     for first, end in ((0, 5), (5, 11)):
         run_quantise(found.quantise(), wide.ctypes.data, 100, 64, data.ctypes.data, first, end)
 
-    def part(panels: tuple[int, int]) -> None:
+    def part(own: int, panels: tuple[int, int]) -> None:
         for rows in ((0, 8), (8, 11)):
-            run(packed.address, wide.ctypes.data, 100, data.ctypes.data, *rows, out.ctypes.data + 8, 90, *panels)
+            x = wide.ctypes.data, 100, data.ctypes.data
+            run(packed.address, *x, scratch.ctypes.data + own, *rows, out.ctypes.data + 8, 90, *panels)
 
-    part((1, 1))  # compiled before the threads start
-    threads = [threading.Thread(target=part, args=(panels,)) for panels in ((0, 2), (2, 5))]
+    part(0, (1, 1))  # compiled before the threads start
+    threads = [threading.Thread(target=part, args=args) for args in ((0, (0, 2)), (SCRATCH_BYTES, (2, 5)))]
     for thread in threads:
         thread.start()
     for thread in threads:

@@ -17,6 +17,10 @@ DIGEST_BYTES = 32
 
 _numbers = itertools.count()
 
+if llvm.get_process_triple().startswith(("x86_64", "i686")):
+    # Chains of integer additions stay chains: as trees they need more registers than there are.
+    llvm.set_option("", "-x86-machine-combiner=false")
+
 
 class MachineCode:
     """Functions of a module, compiled for a target. Their addresses are good as long as this lives.
@@ -56,11 +60,15 @@ class MachineCode:
         module.data_layout = str(self._machine.target_data)
         parsed = llvm.parse_assembly(str(module))
         parsed.verify()
-        # Loops are written as they shall be: nothing is to be unrolled or vectorised once more.
-        options = llvm.create_pipeline_tuning_options(speed_level=2)
-        options.slp_vectorization = options.loop_vectorization = options.loop_unrolling = False
-        builder = llvm.create_pass_builder(self._machine, options)
-        builder.getModulePassManager().run(parsed, builder)
+        # Loops are written as they shall be. LLVM's usual passes would unroll and vectorise them once more, move what
+        # waits in memory into registers that are not there, and turn chains of additions into trees.
+        passes = llvm.create_new_module_pass_manager()
+        passes.add_simplify_cfg_pass()
+        passes.add_instruction_combine_pass()
+        passes.add_new_gvn_pass()
+        passes.add_instruction_combine_pass()
+        passes.add_simplify_cfg_pass()
+        passes.run(parsed, llvm.create_pass_builder(self._machine, llvm.create_pipeline_tuning_options()))
         return parsed
 
 

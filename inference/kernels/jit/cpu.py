@@ -29,7 +29,7 @@ class Tier:
 TIERS = (
     Tier("avx512", 16, 32, ("avx512f", "avx512bw", "avx512vl", "avx512dq", "f16c"), "llvm.x86.avx512.pmaddw.d.512"),
     Tier("avx2", 8, 16, ("avx2", "f16c"), "llvm.x86.avx2.pmadd.wd"),
-    Tier("generic", 4, 16),
+    Tier("generic", 4, 16, adds="llvm.x86.sse2.pmadd.wd" if llvm.get_process_triple().startswith("x86_64") else ""),
 )
 
 

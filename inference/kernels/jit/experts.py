@@ -97,7 +97,7 @@ def fill_pairs(p: Record, counters: int, stage: int) -> int:
 
 
 @kernel
-def multiply_pairs(p: Record, w: Record, offset: int, column: int, counters: int, stage: int) -> int:
+def multiply_pairs(p: Record, w: Record, offset: int, column: int, thread: int, counters: int, stage: int) -> int:
     """pair_wide, from a column on, = weights @ pair_input, with the weights at `offset` of each expert's record."""
     num_segments = get_i64(p.segments)
     panels = num_panels(w.experts + offset)
@@ -112,7 +112,8 @@ def multiply_pairs(p: Record, w: Record, offset: int, column: int, counters: int
         last = first + get_i64(segment + 16)
         end = min(start + step, panels)
         x_stride, out, out_stride = p.input_bytes // 4, p.pair_wide + 4 * column, p.wide_bytes // 4
-        linear(matrix, p.pair_input, x_stride, p.pair_quantised, first, last, out, out_stride, start, end)
+        scratch = p.scratch + thread * p.scratch_bytes
+        linear(matrix, p.pair_input, x_stride, p.pair_quantised, scratch, first, last, out, out_stride, start, end)
         done(counters, stage)
         task = take(counters, stage, num_tasks)
     wait(counters, stage, num_tasks)
@@ -159,13 +160,13 @@ def mix_pairs(p: Record, counters: int, stage: int) -> int:
 
 
 @kernel
-def feed_forward(p: Record, w: Record, counters: int, stage: int) -> int:
+def feed_forward(p: Record, w: Record, thread: int, counters: int, stage: int) -> int:
     """`wide` out of the router's scores and the normalised input."""
     stage = choose(p, w, counters, stage)
     stage = fill_pairs(p, counters, stage)
-    stage = multiply_pairs(p, w, 0, 0, counters, stage)
+    stage = multiply_pairs(p, w, 0, 0, thread, counters, stage)
     if w.num_gate_up > 1:
-        stage = multiply_pairs(p, w, UP_AT, w.width, counters, stage)
+        stage = multiply_pairs(p, w, UP_AT, w.width, thread, counters, stage)
     stage = activate_pairs(p, w, counters, stage)
-    stage = multiply_pairs(p, w, DOWN_AT, 0, counters, stage)
+    stage = multiply_pairs(p, w, DOWN_AT, 0, thread, counters, stage)
     return mix_pairs(p, counters, stage)

@@ -32,23 +32,23 @@ def run_pass(passes: Record, half: int, layers: Record, counters: int, thread: i
     for layer in range(p.num_layers):
         w = layers[layer]
         num_tokens = p.num_tokens
-        stage = product(p, w.qkv, w.num_qkv, num_tokens, p.qkv, p.qkv_bytes, counters, stage)
+        stage = product(p, w.qkv, w.num_qkv, num_tokens, p.qkv, p.qkv_bytes, thread, counters, stage)
         stage = place_heads(p, w, layer, counters, stage)
         stage = attend(p, w, layer, thread, counters, stage)
-        stage = product(p, w.output, w.num_output, num_tokens, p.wide, p.wide_bytes, counters, stage)
+        stage = product(p, w.output, w.num_output, num_tokens, p.wide, p.wide_bytes, thread, counters, stage)
         stage = add_rows(p, w.output_bias, w.post_norm, w.ff_norm, counters, stage)
         if w.num_experts:
-            stage = product(p, w.router, w.num_router, num_tokens, p.scores, p.scores_bytes, counters, stage)
-            stage = experts.feed_forward(p, w, counters, stage)
+            stage = product(p, w.router, w.num_router, num_tokens, p.scores, p.scores_bytes, thread, counters, stage)
+            stage = experts.feed_forward(p, w, thread, counters, stage)
         else:
-            stage = product(p, w.gate_up, w.num_gate_up, num_tokens, p.wide, p.wide_bytes, counters, stage)
+            stage = product(p, w.gate_up, w.num_gate_up, num_tokens, p.wide, p.wide_bytes, thread, counters, stage)
             stage = activate_rows(p, w, counters, stage)
-            stage = product(p, w.down, w.num_down, num_tokens, p.wide, p.wide_bytes, counters, stage)
+            stage = product(p, w.down, w.num_down, num_tokens, p.wide, p.wide_bytes, thread, counters, stage)
         following = layers[layer + 1].norm if layer + 1 < p.num_layers else 0
         stage = add_rows(p, w.down_bias, w.ff_post_norm, following, counters, stage)
     if p.num_wanted:
         stage = norm_wanted(p, counters, stage)
-        product(p, p.head, p.num_head, p.num_wanted, p.logits, 4 * p.vocab, counters, stage)
+        product(p, p.head, p.num_head, p.num_wanted, p.logits, 4 * p.vocab, thread, counters, stage)
 
 
 def _pass_at(passes: int, half: int, layers: int, counters: int, thread: int) -> None:
@@ -65,11 +65,11 @@ def compile_parts() -> Iterator[float]:
     parts: tuple[tuple[Any, tuple[Any, ...]], ...] = (
         (attend_chunk, (i,) * 13),
         (attend, (p, w, i, i, i, i)),
-        (product, (p, *(i,) * 7)),
+        (product, (p, *(i,) * 8)),
         (place_heads, (p, w, i, i, i)),
         (add_rows, (p, *(i,) * 5)),
         (activate_rows, (p, w, i, i)),
-        (experts.feed_forward, (p, w, i, i)),
+        (experts.feed_forward, (p, w, i, i, i)),
     )
     for index, (function, signature) in enumerate(parts):
         function.compile(signature)

@@ -5,14 +5,15 @@ What the rest of a pass calls from nopython code; matrix, x, data, out are addre
     quantise(kernel, x, x_stride, num_inner, data, first_row, end_row)
         Rows first_row .. end_row - 1 of x (T, K) float32 as integers in data: quantised_bytes(T, K) bytes, aligned to
         64. K a multiple of 32. Needed before products with an integer form. Rows may be spread over threads.
-    linear(matrix, x, x_stride, data, first_row, end_row, out, out_stride, first_panel, end_panel)
+    linear(matrix, x, x_stride, data, scratch, first_row, end_row, out, out_stride, first_panel, end_panel)
         Rows first_row (a multiple of 4) .. end_row - 1 and columns 16 * first_panel .. 16 * end_panel - 1 of
         out (T, N) float32, as far as the matrix has them; nothing else is written. Integer forms read data only,
-        float forms x only. Fastest with a multiple of three panels, the widest tile.
+        float forms x only. Fastest with a multiple of three panels, the widest tile. scratch: SCRATCH_BYTES of the
+        thread's own, aligned to 64; what it holds before and after means nothing.
     embed(matrix, row, out)
         One row of w as float32 (K,).
 
-matrix is the address of a MATRIX record, kernel what LinearKernels.quantise() returns. No locks, no memory, no scratch:
+matrix is the address of a MATRIX record, kernel what LinearKernels.quantise() returns. No locks, no memory:
 calls that write different places may run at once. A token's bits depend on its own x and on w alone.
 """
 
@@ -142,6 +143,7 @@ def linear(
     x: Any,
     x_stride: Any,
     data: Any,
+    scratch: Any,
     first_row: Any,
     end_row: Any,
     out: Any,
@@ -157,7 +159,7 @@ def linear(
         _call(builder, _field(builder, matrix, "kernel"), PARAMETERS, [*fields, *rest])
         return context.get_dummy_value()
 
-    return types.void(*[types.int64] * 10), emit
+    return types.void(*[types.int64] * 11), emit
 
 
 @instruction

@@ -10,6 +10,7 @@ from inference.errors import InferenceError
 from inference.kernels.jit.linear import LinearKernels
 from inference.kernels.jit.linear_kernel import PARAMETERS
 from inference.kernels.jit.linear_rows import QUANTISE_PARAMETERS, STEP, quantised_bytes
+from inference.kernels.jit.linear_unpacked import SCRATCH_BYTES
 from inference.kernels.jit.packing import PackedMatrix, aligned, pack
 from inference.kernels.oracle import linear as oracle
 from inference.kernels.quantized import (
@@ -48,9 +49,10 @@ def multiply(matrix: PackedMatrix, x: F32, kernels: LinearKernels) -> F32:
     data = aligned(0 if record["is_float"] else quantised_bytes(num_tokens, num_inner))
     if not record["is_float"]:
         _QUANTISE(kernels.quantise())(x.ctypes.data, num_inner, num_inner, data.ctypes.data, 0, num_tokens)
+    scratch = aligned(SCRATCH_BYTES)
     fields = [int(record[name]) for name in ("data", "panel_bytes", "num_rows", "num_inner")]
     _LINEAR(int(record["kernel"]))(
-        *fields, x.ctypes.data, num_inner, data.ctypes.data, 0, num_tokens,
+        *fields, x.ctypes.data, num_inner, data.ctypes.data, scratch.ctypes.data, 0, num_tokens,
         y.ctypes.data, y.shape[1], 0, int(record["num_panels"]),
     )  # fmt: skip
     return y

@@ -65,49 +65,86 @@ class IntegerTile:
     def _group(
         self, panels: list[Value], offset: int, data: Value, distance: Value, part: int, sums: list[Value]
     ) -> list[Value]:
-        e, b, form, width = self.e, self.e.b, self.form, len(self.vectors)
+        e, form, width = self.e, self.form, len(self.vectors)
         exact: list[Value] = [e.constant(0, I32)] * len(sums)
-        for k4 in range(form.group // 4 // (1 if form.codes == "s8" else 2)):
-            words = [
-                list(self._words(panels[p], offset + (k4 * PANEL + v * e.tier.lanes) * 4)) for p, v in self.vectors
-            ]
+        readers = [GroupReader(e, form, panel, offset) for panel in panels]
+        for k4 in range(num_quads(form)):
+            words = [list(readers[p].quad(k4, v)) for p, v in self.vectors]
             for index in range(len(words[0])):
-                place = words[0][index][0] + 8 * k4 + 2 * form.group * part
+                place = words[0][index][0] + 2 * form.group * part
                 for t in range(self.num_tokens):
                     pair = e.load(data, t * CODE_BYTES + place, I32, align=4)
                     for v in range(width):
                         at = t * width + v
                         exact[at] = e.add_products(exact[at], words[v][index][1], pair)
-        scale_at = offset + PANEL * form.group // (1 if form.codes == "s8" else 2)
-        for v, (p, first) in enumerate(self.vectors):
-            scale = self._scales(panels[p], scale_at, first)
-            minimum = self._scales(panels[p], scale_at + self._scale_bytes * PANEL, first) if form.has_minimum else None
+        for v, (p, vector) in enumerate(self.vectors):
+            scale = readers[p].scales(vector)
+            minimum = readers[p].minimums(vector) if form.has_minimum else None
             for t in range(self.num_tokens):
                 at = t * width + v
-                product = b.fmul(b.sitofp(exact[at], e.vector(F32)), scale)
-                if minimum is not None:
-                    token_sum = e.splat(e.load(e.at(data, distance), sums_offset(form.group, part, t), F32, align=4))
-                    product = b.fadd(product, b.fmul(token_sum, minimum))
-                sums[at] = b.fadd(sums[at], product)
+                token_sum = e.load(e.at(data, distance), sums_offset(form.group, part, t), F32, align=4)
+                sums[at] = add_group(e, sums[at], exact[at], scale, minimum, token_sum)
         return sums
+
+
+def add_group(e: Emitter, total: Value, exact: Value, scale: Value, minimum: Value | None, token_sum: Value) -> Value:
+    """total + (float(exact) * scale + float(sum of x) * minimum), rounded at each step; the sum of x is a scalar."""
+    b = e.b
+    product = b.fmul(b.sitofp(exact, e.vector(F32)), scale)
+    if minimum is not None:
+        product = b.fadd(product, b.fmul(e.splat(token_sum), minimum))
+    return b.fadd(total, product)
+
+
+def num_quads(form: IntegerForm) -> int:
+    """Vectors of codes in a group, for as many rows as a vector has lanes."""
+    return form.group // 4 // (1 if form.codes == "s8" else 2)
+
+
+class GroupReader:
+    """Emits the weights of a group of a panel, which lies `offset` bytes behind an address."""
+
+    def __init__(self, e: Emitter, form: IntegerForm, panel: Value, offset: int) -> None:
+        self.e = e
+        self.form = form
+        self.panel = panel
+        self.offset = offset
+
+    def words(self, vector: int) -> Iterator[tuple[int, Value]]:
+        """(bytes to the activations of its pairs from those of the group on, words) of all k."""
+        for k4 in range(num_quads(self.form)):
+            yield from self.quad(k4, vector)
+
+    def quad(self, k4: int, vector: int) -> Iterator[tuple[int, Value]]:
+        """The same out of one vector of codes."""
+        raw = self.e.load(
+            self.panel,
+            self.offset + (k4 * PANEL + vector * self.e.tier.lanes) * 4,
+            self.e.vector(I16, 2 * self.e.tier.lanes),
+        )
+        for place, words in self._unpacked(raw):
+            yield 8 * k4 + place, words
+
+    def scales(self, vector: int) -> Value:
+        return self._floats(self.offset + PANEL * num_quads(self.form) * 4, vector)
+
+    def minimums(self, vector: int) -> Value:
+        return self._floats(self.offset + PANEL * (num_quads(self.form) * 4 + self._scale_bytes), vector)
 
     @property
     def _scale_bytes(self) -> int:
         return 2 if self.form.scale == "f16" else 4
 
-    def _scales(self, panel: Value, offset: int, vector: int) -> Value:
+    def _floats(self, offset: int, vector: int) -> Value:
         e = self.e
         offset += vector * e.tier.lanes * self._scale_bytes
         if self.form.scale == "f32":
-            return e.load(panel, offset, e.vector(F32))
-        return e.widen_f16(e.load(panel, offset, e.vector(F16)))
+            return e.load(self.panel, offset, e.vector(F32))
+        return e.widen_f16(e.load(self.panel, offset, e.vector(F16)))
 
-    def _words(self, panel: Value, offset: int) -> Iterator[tuple[int, Value]]:
-        """(bytes to the activations of its pairs, words) out of one vector of codes."""
+    def _unpacked(self, raw: Value) -> Iterator[tuple[int, Value]]:
         e, b = self.e, self.e.b
-        lanes = e.vector(I16, 2 * e.tier.lanes)
-        raw = e.load(panel, offset, lanes)
-        shifts = [e.constant(bits, I16, lanes.count) for bits in range(16)]
+        shifts = [e.constant(bits, I16, raw.type.count) for bits in range(16)]
         if self.form.codes == "s8":
             yield 0, b.ashr(b.shl(raw, shifts[8]), shifts[8])
             yield 4, b.ashr(raw, shifts[8])

@@ -8,14 +8,17 @@ from __future__ import annotations
 from llvmlite import ir
 
 from inference.kernels.jit.cpu import Tier
-from inference.kernels.jit.ir import F32, I1, I32, I64, PTR, VOID, Emitter, Value
+from inference.kernels.jit.ir import F32, I64, PTR, Emitter, Value
 from inference.kernels.jit.linear_float import K_STEP, FloatTile
 from inference.kernels.jit.linear_integer import PANEL, IntegerTile
+from inference.kernels.jit.linear_output import write_rows
 from inference.kernels.jit.linear_rows import BLOCK, CODE_BYTES, SCALES_BYTES, STEP, STEP_BYTES, SUM_BYTES
-from inference.kernels.quantized import FloatForm, Form
+from inference.kernels.jit.linear_unpacked import UnpackedProduct
+from inference.kernels.quantized import FloatForm, Form, IntegerForm
 
-# matrix: data, panel_bytes, num_rows, num_inner; activations: x, x_stride, data; rows, out, stride, panels
-PARAMETERS: tuple[ir.Type, ...] = (PTR, I64, I64, I64, PTR, I64, PTR, I64, I64, PTR, I64, I64, I64)
+# matrix: data, panel_bytes, num_rows, num_inner; activations: x, x_stride, data; scratch; rows, out, stride, panels
+PARAMETERS: tuple[ir.Type, ...] = (PTR, I64, I64, I64, PTR, I64, PTR, PTR, I64, I64, PTR, I64, I64, I64)
+MIN_UNPACKED = 7  # tokens; with fewer, weights are unpacked again for each tile
 TILE_PARAMETERS: tuple[ir.Type, ...] = (PTR, I64, I64, PTR, I64, PTR, I64, I64)
 
 
@@ -32,7 +35,11 @@ class Product:
         self.tier = tier
         self.form = form
         self.name = name
-        self.tokens_per_tile, self.panels_per_tile = (BLOCK, 3) if tier.num_registers >= 32 else (2, 1)
+        self.panels_per_tile = 3 if tier.num_registers >= 32 else 1
+        self.tokens_per_tile = BLOCK if tier.lanes >= 8 else 2  # as many sums as registers hold
+        self.unpacked: UnpackedProduct | None = None
+        if isinstance(form, IntegerForm) and tier.num_registers < 32:
+            self.unpacked = UnpackedProduct(module, tier, form, name)
         self.tiles: dict[tuple[int, int, bool], ir.Function] = {}
         self._walk()
 
@@ -66,57 +73,41 @@ class Product:
             for t, sums in enumerate(totals):
                 scale = e.splat(e.load(scales, 4 * t, F32, align=4))
                 totals[t] = [b.fmul(value, scale) for value in sums]
-        self._write(e, totals, out, out_stride, num_rows)
+        write_rows(e, totals, out, out_stride, num_rows)
         return e.finish()
-
-    def _write(self, e: Emitter, totals: list[list[Value]], out: Value, out_stride: Value, num_rows: Value) -> None:
-        """Stores the tile; of the last panel only the rows that the matrix has."""
-        b, lanes = e.b, self.tier.lanes
-        width = len(totals[0])
-        is_whole = b.icmp_signed(">=", num_rows, e.i64(width * lanes))
-        with b.if_else(is_whole) as (whole, partial):
-            for block in (whole, partial):
-                with block:
-                    for t, values in enumerate(totals):
-                        row = b.mul(b.mul(out_stride, e.i64(t)), e.i64(4))
-                        for v, value in enumerate(values):
-                            place = e.at(out, b.add(row, e.i64(v * lanes * 4)))
-                            if block is whole:
-                                b.store(value, place, align=4)
-                            else:
-                                self._store_some(e, value, place, num_rows, v * lanes)
-
-    def _store_some(self, e: Emitter, value: Value, place: Value, num_rows: Value, first: int) -> None:
-        b, lanes = e.b, self.tier.lanes
-        rows = ir.Constant(e.vector(I32), list(range(first, first + lanes)))
-        mask = b.icmp_signed("<", rows, e.splat(b.trunc(num_rows, I32)))
-        name = f"llvm.masked.store.v{lanes}f32.p0"
-        function = self.module.globals.get(name)
-        if function is None:
-            kinds = [value.type, PTR, e.vector(I1)]
-            function = ir.Function(self.module, ir.FunctionType(VOID, kinds), name)
-        b.call(function, [value, place, mask])
 
     def _walk(self) -> None:
         e = Emitter(self.module, self.tier, self.name, PARAMETERS, public=True)
         b = e.b
-        _, _, _, _, _, _, _, first_row, end_row, _, _, first, end = e.arguments
-        with b.if_else(b.icmp_signed("==", b.sub(end_row, first_row), e.i64(1))) as (is_one, are_several):
+        first_row, end_row, _, _, first, end = e.arguments[8:]
+        num_tokens = b.sub(end_row, first_row)
+        with b.if_else(b.icmp_signed("==", num_tokens, e.i64(1))) as (is_one, are_several):
             with is_one:
                 e.loop(first, end, 1, [], lambda panel: self._call_tile(e, panel, 1, first_row, 1, is_first=True))
             with are_several:
-                step = self.panels_per_tile
-                count = b.sub(end, first)
-                middle = b.add(first, b.sub(count, b.srem(count, e.i64(step))))
-                e.loop(first, middle, step, [], lambda panel: self._rows(e, panel, step))
-                if step > 1:
-                    e.loop(middle, end, 1, [], lambda panel: self._rows(e, panel, 1))
+                if self.unpacked is None:
+                    self._tiles(e)
+                else:
+                    with b.if_else(b.icmp_signed("<", num_tokens, e.i64(MIN_UNPACKED))) as (are_few, are_many):
+                        with are_few:
+                            self._tiles(e)
+                        with are_many:
+                            self.unpacked.walk(e)
         e.finish()
+
+    def _tiles(self, e: Emitter) -> None:
+        b, step = e.b, self.panels_per_tile
+        first, end = e.arguments[-2:]
+        count = b.sub(end, first)
+        middle = b.add(first, b.sub(count, b.srem(count, e.i64(step))))
+        e.loop(first, middle, step, [], lambda panel: self._rows(e, panel, step))
+        if step > 1:
+            e.loop(middle, end, 1, [], lambda panel: self._rows(e, panel, 1))
 
     def _rows(self, e: Emitter, panel: Value, num_panels: int) -> list[Value]:
         """All tokens with some panels."""
         b, step = e.b, self.tokens_per_tile
-        _, _, _, _, _, _, _, first, end, _, _, _, _ = e.arguments
+        first, end = e.arguments[8:10]
 
         def tile(row: Value) -> list[Value]:
             left, done = b.sub(end, row), b.append_basic_block("next")
@@ -144,7 +135,7 @@ class Product:
         self, e: Emitter, panel: Value, num_panels: int, row: Value, num_tokens: int, *, is_first: bool
     ) -> list[Value]:
         b = e.b
-        data, panel_bytes, num_rows, num_inner, x, x_stride, rows, _, _, out, out_stride, _, _ = e.arguments
+        data, panel_bytes, num_rows, num_inner, x, x_stride, rows, _, _, _, out, out_stride, _, _ = e.arguments
         panels = e.at(data, b.mul(panel, panel_bytes))
         column = b.mul(panel, e.i64(PANEL))
         if isinstance(self.form, FloatForm):

@@ -32,7 +32,15 @@ def num_panels(matrix: int) -> int:
 
 @kernel
 def product(
-    p: Record, matrices: int, count: int, num_rows: int, out: int, out_bytes: int, counters: int, stage: int
+    p: Record,
+    matrices: int,
+    count: int,
+    num_rows: int,
+    out: int,
+    out_bytes: int,
+    thread: int,
+    counters: int,
+    stage: int,
 ) -> int:
     """out = weights @ input for the first num_rows rows.
 
@@ -53,7 +61,8 @@ def product(
             target += 4 * get_i64(matrix + NUM_ROWS_AT)
             matrix += MATRIX_BYTES
         first, end = rest * step, min((rest + 1) * step, num_panels(matrix))
-        linear(matrix, p.input, p.input_bytes // 4, p.quantised, 0, num_rows, target, out_bytes // 4, first, end)
+        scratch, x_stride = p.scratch + thread * p.scratch_bytes, p.input_bytes // 4
+        linear(matrix, p.input, x_stride, p.quantised, scratch, 0, num_rows, target, out_bytes // 4, first, end)
         done(counters, stage)
         task = take(counters, stage, num_tasks)
     wait(counters, stage, num_tasks)

@@ -17,6 +17,7 @@ from inference.kernels.jit.attention_tiles import CHUNK
 from inference.kernels.jit.experts import SEGMENT_BYTES, SEGMENTS_BYTES
 from inference.kernels.jit.forward import OTHER_STAGES, STAGES_PER_LAYER, serve, take_part
 from inference.kernels.jit.linear_rows import BLOCK, STEP, quantised_bytes
+from inference.kernels.jit.linear_unpacked import SCRATCH_BYTES
 from inference.kernels.jit.packing import PackedMatrix, aligned
 from inference.kernels.jit.records import EXPERT_FIELDS, JOB, LAYER, PASS, PASS_FIELDS
 from inference.kernels.jit.storage import HalfStorage
@@ -147,7 +148,8 @@ class PassRunner:
             "wide": self._take("wide", T * self._wide_bytes),
             "wide_bytes": self._wide_bytes,
         }
-        scratch_bytes = -(-thread_bytes(self._job_tokens * self._group, self._dim) // 4096) * 4096
+        scratch_bytes = max(thread_bytes(self._job_tokens * self._group, self._dim), SCRATCH_BYTES)
+        scratch_bytes = -(-scratch_bytes // 4096) * 4096
         fields["scratch"] = self._take("scratch", self._num_threads * scratch_bytes)
         fields["scratch_bytes"] = scratch_bytes
         return fields | self._expert_fields(T)

@@ -77,6 +77,11 @@ def _is_below(builder: Any, count: Any) -> Any:
     return builder.icmp_signed("<", numbers, splat_of(builder, builder.trunc(count, I32)))
 
 
+def _is_whole(builder: Any, count: Any) -> Any:
+    """Whether that is a whole vector: masks cost tens of cycles on some CPUs, so only the end of a row pays for one."""
+    return builder.icmp_signed(">=", count, ir.Constant(I64, NUM_LANES))
+
+
 # Memory
 
 
@@ -96,16 +101,19 @@ def load_first(typingctx: Any, at: Any, count: Any) -> Any:
     """The first count numbers, zeros behind them, of which nothing is read."""
 
     def emit(context: Any, builder: Any, sig: Any, args: Any) -> Any:
-        place = pointer(builder, args[0], F32X16)
-        return call(
-            builder,
-            "llvm.masked.load.v16f32.p0",
-            F32X16,
-            place,
-            ir.Constant(I32, 4),
-            _is_below(builder, args[1]),
-            constant(0.0),
-        )
+        at, count = args
+        with builder.if_else(_is_whole(builder, count)) as (whole, partial):
+            with whole:
+                all_of_them, after_whole = load_vector(builder, at), builder.block
+            with partial:
+                place, align = pointer(builder, at, F32X16), ir.Constant(I32, 4)
+                mask = _is_below(builder, count)
+                first = call(builder, "llvm.masked.load.v16f32.p0", F32X16, place, align, mask, constant(0.0))
+                after_partial = builder.block
+        value = builder.phi(F32X16)
+        value.add_incoming(all_of_them, after_whole)
+        value.add_incoming(first, after_partial)
+        return value
 
     return lanes(types.int64, types.int64), emit
 
@@ -126,7 +134,12 @@ def store_first(typingctx: Any, at: Any, value: Any, count: Any) -> Any:
     def emit(context: Any, builder: Any, sig: Any, args: Any) -> Any:
         at, value, count = args
         place, align = pointer(builder, at, F32X16), ir.Constant(I32, 4)
-        call(builder, "llvm.masked.store.v16f32.p0", ir.VoidType(), value, place, align, _is_below(builder, count))
+        with builder.if_else(_is_whole(builder, count)) as (whole, partial):
+            with whole:
+                builder.store(value, place, align=4)
+            with partial:
+                mask = _is_below(builder, count)
+                call(builder, "llvm.masked.store.v16f32.p0", ir.VoidType(), value, place, align, mask)
         return context.get_dummy_value()
 
     return types.void(types.int64, lanes, types.int64), emit
