@@ -43,7 +43,7 @@ from inference.kernels.kv_storage import KEY_GROUP
 
 NUM_GROUPS = CHUNK // KEY_GROUP
 MINUS_INFINITY = np.float32(-np.inf)
-ZERO = np.float32(0)
+ZERO, ONE = np.float32(0), np.float32(1)
 # What attend_chunk() has of a thread's memory, by offset; then the chunk as float32, keys and values.
 KEYS_AT, VALUES_AT, SCORES_AT = 0, 8 * NUM_GROUPS, 16 * NUM_GROUPS
 CONVERTED_AT = SCORES_AT + TILE_ROWS * ROW_BYTES
@@ -255,12 +255,15 @@ def fold(state: int, part: int, dim: int) -> None:
     if top == MINUS_INFINITY:
         return
     if before == MINUS_INFINITY:
-        for at in range(0, size + 8, 4):
-            set_f32(state + at, get_f32(part + at))
+        for at in range(0, size + LANE_BYTES, LANE_BYTES):
+            store(state + at, load(part + at))
         return
-    peak = max(before, top)
-    old, new = exp_scalar(before - peak), exp_scalar(top - peak)
-    set_f32(state + size, peak)
+    old = new = ONE  # which is what exp gives for the higher one
+    if top > before:
+        old = exp_scalar(before - top)
+        set_f32(state + size, top)
+    else:
+        new = exp_scalar(top - before)
     set_f32(state + size + 4, get_f32(state + size + 4) * old + get_f32(part + size + 4) * new)
     for at in range(0, size, LANE_BYTES):
         store(state + at, load(state + at) * splat(old) + load(part + at) * splat(new))

@@ -17,38 +17,48 @@ from inference.kernels.jit.vectors import F32, F32X16, I64, LANE_BYTES, constant
 CHUNK = 256  # keys
 ROW_BYTES = 4 * CHUNK  # of one row of scores
 MAX_DIRECT = 4  # rows that read float16 as it lies
-# So many sums stay in registers: 16 of 32 wide ones, or half of 16 narrow ones.
+# So many sums stay in registers: 16 of 32 wide ones, or 12 of 16 narrow ones.
 IS_WIDE = bool(llvm.get_host_cpu_features().get("avx512f", False))
-TILE_ROWS, TILE_WIDTH, DIRECT_WIDTH = (8, 2, 4) if IS_WIDE else (4, 1, 1)
+TILE_ROWS, TILE_WIDTH, DIRECT_WIDTH = (8, 2, 4) if IS_WIDE else (6, 1, 1)
+UNROLLED = 2  # keys or components between two looks at the end
 
 
 # Tiles
 
 
 def _emit_tile(builder: Any, rows: int, width: int, first: Any, end: Any, vectors_of: Any, scalar_of: Any) -> list[Any]:
-    """Emits sums[row][w] += scalar_of(row, i) * vectors_of(i)[w] for i in first .. end - 1, at least one."""
-    before = builder.block
-    loop, done = builder.append_basic_block("tile"), builder.append_basic_block("tile_done")
-    builder.branch(loop)
-    builder.position_at_end(loop)
-    index = builder.phi(I64)
-    index.add_incoming(first, before)
-    sums = [builder.phi(F32X16) for _ in range(rows * width)]
-    for total in sums:
-        total.add_incoming(constant(0.0), before)
-    vectors = vectors_of(index)
-    results = []
-    for row in range(rows):
-        scalar = splat_of(builder, scalar_of(row, index))
-        for w, vector in enumerate(vectors):
-            results.append(builder.fadd(sums[row * width + w], builder.fmul(scalar, vector)))
-    for total, result in zip(sums, results, strict=True):
-        total.add_incoming(result, builder.block)
-    following = builder.add(index, ir.Constant(I64, 1))
-    index.add_incoming(following, builder.block)
-    builder.cbranch(builder.icmp_signed("<", following, end), loop, done)
-    builder.position_at_end(done)
-    return results
+    """Emits sums[row][w] += scalar_of(row, i) * vectors_of(i)[w] for i in first .. end - 1."""
+    sums = [constant(0.0)] * (rows * width)
+    whole = builder.and_(builder.sub(end, first), ir.Constant(I64, -UNROLLED))
+    middle = builder.add(first, whole)
+    for start, stop, step in ((first, middle, UNROLLED), (middle, end, 1)):
+        before = builder.block
+        head, body, done = (builder.append_basic_block(name) for name in ("tile", "tile_body", "tile_done"))
+        builder.branch(head)
+        builder.position_at_end(head)
+        index = builder.phi(I64)
+        index.add_incoming(start, before)
+        totals = [builder.phi(F32X16) for _ in sums]
+        for total, value in zip(totals, sums, strict=True):
+            total.add_incoming(value, before)
+        builder.cbranch(builder.icmp_signed("<", index, stop), body, done)
+        builder.position_at_end(body)
+        results: list[Any] = list(totals)
+        for i in range(step):
+            at = builder.add(index, ir.Constant(I64, i)) if i else index
+            vectors = vectors_of(at)
+            for row in range(rows):
+                scalar = splat_of(builder, scalar_of(row, at))
+                for w, vector in enumerate(vectors):
+                    place = row * width + w
+                    results[place] = builder.fadd(results[place], builder.fmul(scalar, vector))
+        index.add_incoming(builder.add(index, ir.Constant(I64, step)), builder.block)
+        for total, result in zip(totals, results, strict=True):
+            total.add_incoming(result, builder.block)
+        builder.branch(head)
+        builder.position_at_end(done)
+        sums = totals
+    return sums
 
 
 def _offset(builder: Any, at: Any, index: Any, size: int) -> Any:
