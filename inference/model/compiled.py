@@ -29,7 +29,7 @@ from inference.kernels.jit.forward import compile_parts, compile_pass
 from inference.kernels.jit.kernel_cache import default_root, folder_of, keep_compiled
 from inference.kernels.jit.linear import LinearKernels
 from inference.kernels.jit.linear_check import check
-from inference.kernels.jit.packing import PackedMatrix, pack
+from inference.kernels.jit.packing import PackedMatrix, WeightMemory, pack
 from inference.kernels.jit.runner import Layers, PassRunner
 from inference.kernels.jit.storage import HalfStorage
 from inference.kernels.kv_storage import KVPool
@@ -94,15 +94,19 @@ def _linked(root: Path) -> int:
 class PackedTensors:
     """See inference.model.weights.TensorReader. Only the matrix at hand is there twice."""
 
-    def __init__(self, model_file: ModelFile, prefix: str, norm_offset: float, kernels: LinearKernels) -> None:
+    def __init__(
+        self, model_file: ModelFile, prefix: str, norm_offset: float, kernels: LinearKernels, memory: WeightMemory
+    ) -> None:
         self._model_file = model_file
+        self._memory = memory
         self._prefix = prefix
         self._norm_offset = np.float32(norm_offset)
         self._kernels = kernels
 
     def matrix(self, *names: str) -> Packed:
         parts = [self._model_file.matrix(self._prefix + name) for name in names]
-        return tuple(pack(list(alike), self._kernels) for _, alike in groupby(parts, lambda part: part.form))
+        alike = groupby(parts, lambda part: part.form)
+        return tuple(pack(list(group), self._kernels, self._memory.take) for _, group in alike)
 
     def vector(self, *names: str) -> F32:
         vectors = [self._model_file.tensor(self._prefix + name) for name in names]
@@ -176,11 +180,12 @@ class CompiledDecoder:
     ) -> dict[str, float]:
         """Packs all weights, layer by layer, into the table; returns the constants of a pass. Raises ModelFileError."""
         config, offset = self.config, architecture.norm_offset
-        whole = PackedTensors(model_file, "", offset, self._linear)
+        memory = WeightMemory()
+        whole = PackedTensors(model_file, "", offset, self._linear, memory)
         embedding = whole.matrix("model.embed_tokens.weight")
         for index in range(config.num_hidden_layers):
             on_progress((index + 1) / (config.num_hidden_layers + 2))
-            tensors = PackedTensors(model_file, f"model.layers.{index}.", offset, self._linear)
+            tensors = PackedTensors(model_file, f"model.layers.{index}.", offset, self._linear, memory)
             self._set_attention(index, architecture.attention(tensors, index))
             self._set_feed_forward(index, architecture.feed_forward(tensors, index))
         head = embedding if config.tie_word_embeddings else whole.matrix("lm_head.weight")

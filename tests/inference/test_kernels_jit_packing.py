@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from itertools import pairwise
 from pathlib import Path
 
 import numpy as np
@@ -11,7 +12,7 @@ import pytest
 from inference.formats.model_file import open_model_file
 from inference.kernels.jit import packing
 from inference.kernels.jit.linear_check import multiply, random_matrix
-from inference.kernels.jit.packing import aligned, pack, packed_bytes
+from inference.kernels.jit.packing import WeightMemory, aligned, pack, packed_bytes
 from inference.kernels.oracle import linear as oracle
 from inference.kernels.quantized import FloatForm, Form, IntegerForm, WeightMatrix
 from tests.inference.linear_cases import COMMON, TARGETS, kernels, name_of
@@ -40,6 +41,18 @@ def test_rows_that_a_panel_lacks_are_zeros(form: Form) -> None:
     assert packed.nbytes == packed_bytes(matrix)
     full = pack([random_matrix(form, 32, 64, np.random.default_rng(2))], KERNELS)
     assert np.count_nonzero(packed.panels[1]) < np.count_nonzero(full.panels[1]) / 4
+
+
+def test_weights_share_large_pieces_of_memory_and_nothing_else(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(packing, "PIECE_BYTES", 5000)
+    memory, rng = WeightMemory(), np.random.default_rng(4)
+    matrices = [random_matrix(form, 20, 64, rng) for form in (*COMMON, *COMMON)]
+    packed = [pack([matrix], KERNELS, memory.take) for matrix in matrices]
+    for matrix, found in zip(matrices, packed, strict=True):
+        assert found.panels.ctypes.data % 64 == 0
+        np.testing.assert_array_equal(found.panels, pack([matrix], KERNELS).panels)
+    places = sorted((found.panels.ctypes.data, found.nbytes) for found in packed)
+    assert any(start + size == following for (start, size), (following, _) in pairwise(places))
 
 
 def test_a_matrix_is_read_in_slabs_and_every_row_once() -> None:

@@ -13,6 +13,8 @@ Source of the folding: Milakov and Gimelshein, arXiv:1805.02867.
 
 from __future__ import annotations
 
+from typing import Any
+
 import numpy as np
 
 from inference.kernels.jit import attention_tiles as tiles
@@ -258,7 +260,8 @@ def fold(state: int, part: int, dim: int) -> None:
         for at in range(0, size + LANE_BYTES, LANE_BYTES):
             store(state + at, load(part + at))
         return
-    old = new = ONE  # which is what exp gives for the higher one
+    old: Any = ONE  # which is what exp gives for the higher one
+    new: Any = ONE
     if top > before:
         old = exp_scalar(before - top)
         set_f32(state + size, top)

@@ -6,7 +6,7 @@ A packed matrix takes about what the file does: codes of 4 bits stay 4 bits, sca
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -21,6 +21,7 @@ from inference.kernels.quantized import FloatForm, Form, IntegerForm, IntegerRow
 
 U8 = NDArray[np.uint8]
 
+PIECE_BYTES = 16 << 20  # NumPy asks for large pages from 4 MB on
 SLAB_ROWS = 1024  # read and packed at a time: about twice these rows as bytes are there besides the result
 
 
@@ -49,6 +50,21 @@ def aligned(num_bytes: int) -> U8:
     return raw[start : start + num_bytes]
 
 
+class WeightMemory:
+    """Hands out memory of a model's weights, cut from pieces so large that the system gives them large pages."""
+
+    def __init__(self) -> None:
+        self._rest = aligned(0)
+
+    def take(self, num_bytes: int) -> U8:
+        """Zeroed memory that begins on a cache line; it lives as long as somebody holds a part of its piece."""
+        size = -(-num_bytes // 64) * 64
+        if size > len(self._rest):
+            self._rest = aligned(max(size, PIECE_BYTES))
+        taken, self._rest = self._rest[:num_bytes], self._rest[size:]
+        return taken
+
+
 def panel_bytes(form: Form, num_inner: int) -> int:
     """Bytes of a panel with num_inner columns."""
     if isinstance(form, FloatForm):
@@ -69,8 +85,8 @@ def check_columns(form: Form, num_inner: int) -> None:
         raise ValueError(f"a matrix of {num_inner} columns, compiled kernels need a multiple of {step} for {form}")
 
 
-def pack(parts: Sequence[WeightMatrix], kernels: LinearKernels) -> PackedMatrix:
-    """The rows of all parts, one below the other; the parts are of one form and one K.
+def pack(parts: Sequence[WeightMatrix], kernels: LinearKernels, take: Callable[[int], U8] = aligned) -> PackedMatrix:
+    """The rows of all parts, one below the other, in memory out of take(); the parts are of one form and one K.
 
     Raises ValueError for a K that the layout cannot hold: integer forms take multiples of 32, float forms even ones.
     """
@@ -80,7 +96,7 @@ def pack(parts: Sequence[WeightMatrix], kernels: LinearKernels) -> PackedMatrix:
     num_rows = sum(part.num_rows for part in parts)
     num_panels = -(-num_rows // PANEL)
     size = panel_bytes(form, num_inner)
-    panels = aligned(num_panels * size).reshape(num_panels, size)
+    panels = take(num_panels * size).reshape(num_panels, size)
     _fill(panels, form, num_inner, parts)
     record = np.zeros(1, MATRIX)
     record[0] = (

@@ -21,8 +21,8 @@ def portion(total: int, num_threads: int) -> int:
     """Panels of one task, so that threads finish at about the same time."""
     if num_threads == 1:
         return MAX_PORTION
-    share = -(-total // (num_threads * TASKS_PER_THREAD))
-    return min(MAX_PORTION, -(-share // TILE_PANELS) * TILE_PANELS)
+    share = total // (num_threads * TASKS_PER_THREAD)
+    return min(MAX_PORTION, max(1, share // TILE_PANELS) * TILE_PANELS)
 
 
 @kernel
