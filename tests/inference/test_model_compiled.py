@@ -148,14 +148,19 @@ def test_only_the_wanted_rows_come_back_in_the_order_asked_for_and_belong_to_the
     assert model.forward(make_batch([(tokens, 0, table)], BLOCK_SIZE, []), kv).shape == (0, 96)
 
 
-def test_numbers_that_break_down_are_seen_in_the_logits_of_their_own_row_only() -> None:
-    broken = RandomModelFile(SHAPES["an untied head"])
-    broken.tensor("model.embed_tokens.weight")[7] = np.nan
-    model, table = load_model(broken, num_threads=2), np.arange(1)
-    ids = np.array([3, 5, 7, 9])
-    logits = model.forward(make_batch([(ids, 0, table)], BLOCK_SIZE), model.new_kv(1, BLOCK_SIZE))
-    assert np.isnan(logits[2]).all()
-    assert np.isfinite(logits[[0, 1]]).all()
+@pytest.mark.parametrize("sizes", [[300], [7, 1, 90], [1]], ids=str)
+def test_what_breaks_down_is_seen_in_the_logits_of_all_rows_that_attend_to_it_and_of_no_others(
+    sizes: list[int],
+) -> None:
+    """However the rows were computed: in tiles of many rows, of few, or one by one."""
+    files = RandomModelFile(SHAPES["an untied head"]), RandomModelFile(SHAPES["an untied head"])
+    files[1].tensor("model.embed_tokens.weight")[7] = np.nan
+    ids = np.random.default_rng(0).integers(8, 96, 300)
+    ids[262] = 7
+    clean, broken = (load_model(model_file, num_threads=2) for model_file in files)
+    found = logits_in_company(broken, ids, sizes, np.random.default_rng(1), max_strangers=0)
+    assert np.isnan(found[262:]).all()
+    np.testing.assert_array_equal(found[:262], whole_logits(clean, ids[:262]))
 
 
 def test_kernels_can_be_asked_for_by_name() -> None:

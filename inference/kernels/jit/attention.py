@@ -3,7 +3,8 @@
 Keys are taken in chunks of 256 by absolute position. Of a chunk a row has a maximum, a sum of weights and a weighted
 sum of values, its "part": scores are added up by component, weights in 16 lanes by key, values by key. Parts are folded
 together in ascending order of chunks. So a (row, chunk) is computed alike by whoever computes it, alone or beside
-others. Keys that a row does not see weigh exactly zero, and what lies beyond the context is not read.
+others. Keys that a row does not see weigh exactly zero, and what lies beyond the context is not read. A key that is NaN
+makes NaN of the rows that see it, and of no others: values are never NaN in the pool, for zero times NaN is not zero.
 
 A row is one head of one token; the heads of a token that share a kv head come one after another. Tiles of rows share
 every load of a key or value; more than a few rows have the chunk converted to float32 once, for all of them.

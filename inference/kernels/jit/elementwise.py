@@ -107,7 +107,7 @@ def activate(gate: int, up: int, kind: int, n: int, out: int) -> None:
 
 @kernel
 def write_key(key: int, slot: int, dim: int, pool: int) -> None:
-    """A key (D) f32 into (slots / 16, D, 16) f16."""
+    """A key (D) f32 into (slots / 16, D, 16) f16. NaN goes with it, so that whoever attends to it notices."""
     at = pool + 2 * (slot // NUM_LANES * NUM_LANES * dim + slot % NUM_LANES)
     for d in range(dim):
         set_half(at + 2 * NUM_LANES * d, get_f32(key + 4 * d))

@@ -24,7 +24,8 @@ def half_bytes_per_token(num_layers: int, num_kv_heads: int, head_dim: int) -> i
 class HalfStorage:
     """See inference.kernels.kv_storage.BlockStorage. K and V of num_blocks * block_size slots, zeroed at the start.
 
-    k (L, K, slots / 16, D, 16), v (L, K, slots, Dp) with D padded to 16. Numbers beyond +-65504 are stored as that.
+    k (L, K, slots / 16, D, 16), v (L, K, slots, Dp) with D padded to 16. Numbers beyond +-65504 are stored as that; so
+    is NaN among values, not among keys (attention.py).
     Raises ValueError for a block size that is no multiple of 16, PoolTooLarge when there is no memory for it.
     """
 

@@ -145,20 +145,16 @@ def store_first(typingctx: Any, at: Any, value: Any, count: Any) -> Any:
     return types.void(types.int64, lanes, types.int64), emit
 
 
-def _halved(builder: Any, value: Any, top: Any, bottom: Any, half: Any) -> Any:
-    """float32 as float16: what is beyond its range, NaN included, as its largest number."""
-    value = builder.select(builder.fcmp_ordered("<", value, top), value, top)
-    value = builder.select(builder.fcmp_ordered(">", value, bottom), value, bottom)
-    return builder.fptrunc(value, half)
-
-
 @instruction
 def store_half(typingctx: Any, at: Any, value: Any) -> Any:
-    """As 16 float16, rounded to nearest even; see _halved()."""
+    """As 16 float16, rounded to nearest even; what is beyond their range, NaN included, as their largest number."""
 
     def emit(context: Any, builder: Any, sig: Any, args: Any) -> Any:
+        at, value = args
         top, bottom = constant(MAX_F16), constant(-MAX_F16)
-        builder.store(_halved(builder, args[1], top, bottom, F16X16), pointer(builder, args[0], F16X16), align=2)
+        value = builder.select(builder.fcmp_ordered("<", value, top), value, top)
+        value = builder.select(builder.fcmp_ordered(">", value, bottom), value, bottom)
+        builder.store(builder.fptrunc(value, F16X16), pointer(builder, at, F16X16), align=2)
         return context.get_dummy_value()
 
     return types.void(types.int64, lanes), emit
@@ -180,11 +176,14 @@ def set_f32(typingctx: Any, at: Any, value: Any) -> Any:
 
 @instruction
 def set_half(typingctx: Any, at: Any, value: Any) -> Any:
-    """One number, like store_half."""
+    """One number, like store_half, but NaN stays what it is."""
 
     def emit(context: Any, builder: Any, sig: Any, args: Any) -> Any:
+        at, value = args
         top, bottom = ir.Constant(F32, MAX_F16), ir.Constant(F32, -MAX_F16)
-        builder.store(_halved(builder, args[1], top, bottom, F16), pointer(builder, args[0], F16), align=2)
+        value = builder.select(builder.fcmp_ordered(">", value, top), top, value)
+        value = builder.select(builder.fcmp_ordered("<", value, bottom), bottom, value)
+        builder.store(builder.fptrunc(value, F16), pointer(builder, at, F16), align=2)
         return context.get_dummy_value()
 
     return types.void(types.int64, types.float32), emit
@@ -319,6 +318,7 @@ def _fold(builder: Any, value: Any, combine: Any) -> Any:
 
 # exp(x) = 2 ** n * p(r) with n the nearest whole number to x / ln 2 and r what is left, |r| <= ln 2 / 2.
 EXP_LOW, EXP_HIGH = -87.0, 88.0
+ROUND = 12582912.0  # 1.5 * 2**23: adding it leaves the nearest integer in the low bits, ties to even
 LOG2_E = 1.44269504088896341
 LN2_HIGH, LN2_LOW = 0.693359375, -2.12194440e-4  # the first has so few bits that n times it is exact
 EXP_TERMS = (
@@ -335,19 +335,23 @@ EXP_TERMS = (
 
 @instruction
 def exp(typingctx: Any, value: Any) -> Any:
-    """e to the power of each lane: exactly 0 below EXP_LOW, no more than at EXP_HIGH above it. Cephes' expf."""
+    """e to the power of each lane: exactly 0 below EXP_LOW, no more than at EXP_HIGH above it. Cephes' expf.
+
+    NaN stays NaN, if its low bits are zeros as in all that comes from calculations or from float16.
+    """
 
     def emit(context: Any, builder: Any, sig: Any, args: Any) -> Any:
         low, high = constant(EXP_LOW), constant(EXP_HIGH)
-        x = builder.select(builder.fcmp_ordered(">", args[0], low), args[0], low)
-        x = builder.select(builder.fcmp_ordered("<", x, high), x, high)
-        n = call(builder, "llvm.rint.v16f32", F32X16, builder.fmul(x, constant(LOG2_E)))
+        x = builder.select(builder.fcmp_ordered("<", args[0], low), low, args[0])
+        x = builder.select(builder.fcmp_ordered(">", x, high), high, x)
+        rounded = builder.fadd(builder.fmul(x, constant(LOG2_E)), constant(ROUND))
+        n = builder.fsub(rounded, constant(ROUND))
         r = builder.fsub(x, builder.fmul(n, constant(LN2_HIGH)))
         r = builder.fsub(r, builder.fmul(n, constant(LN2_LOW)))
         power = constant(EXP_TERMS[0])
         for term in EXP_TERMS[1:]:
             power = builder.fadd(builder.fmul(power, r), constant(term))
-        shift = builder.shl(builder.fptosi(n, I32X16), ir.Constant(I32X16, [23] * NUM_LANES))
+        shift = builder.shl(builder.bitcast(rounded, I32X16), ir.Constant(I32X16, [23] * NUM_LANES))
         scaled = builder.bitcast(builder.add(builder.bitcast(power, I32X16), shift), F32X16)
         return builder.select(builder.fcmp_ordered("<", args[0], low), constant(0.0), scaled)
 

@@ -12,7 +12,7 @@ MAX_F16 = np.float32(65504)
 
 
 def stored(x: F32) -> F32:
-    """What is left of K or V after it has been in the pool."""
+    """What is left of K or V, if it is a number, after it has been in the pool."""
     return np.clip(x, -MAX_F16, MAX_F16).astype(np.float16).astype(np.float32)
 
 

@@ -11,21 +11,23 @@ from inference.types import F32, I64
 
 NUM_LANES = 16
 EXP_LOW, EXP_HIGH = np.float32(-87), np.float32(88)
+ROUND = np.float32(12582912)  # 1.5 * 2**23: adding it leaves the nearest integer in the low bits, ties to even
 LOG2_E, LN2_HIGH, LN2_LOW = np.float32(1.44269504088896341), np.float32(0.693359375), np.float32(-2.12194440e-4)
 EXP_TERMS = (1.9875691500e-4, 1.3981999507e-3, 8.3334519073e-3, 4.1665795894e-2, 1.6666665459e-1, 5.0000001201e-1, 1, 1)
 
 
 def exp(x: F32) -> F32:
-    """e to the power of x: exactly 0 below EXP_LOW, no more than at EXP_HIGH above it."""
-    clamped: F32 = np.where(x > EXP_LOW, x, EXP_LOW)
-    clamped = np.where(clamped < EXP_HIGH, clamped, EXP_HIGH)
-    n = np.rint(clamped * LOG2_E)
+    """e to the power of x: exactly 0 below EXP_LOW, no more than at EXP_HIGH above it, NaN of NaN."""
+    clamped: F32 = np.where(x < EXP_LOW, EXP_LOW, x)
+    clamped = np.where(clamped > EXP_HIGH, EXP_HIGH, clamped)
+    rounded = clamped * LOG2_E + ROUND
+    n = rounded - ROUND
     r = clamped - n * LN2_HIGH
     r = r - n * LN2_LOW
     power: F32 = np.full_like(r, EXP_TERMS[0])
     for term in EXP_TERMS[1:]:
         power = power * r + np.float32(term)
-    scaled: F32 = (power.view(np.int32) + (n.astype(np.int32) << 23)).view(np.float32)
+    scaled: F32 = (power.view(np.int32) + (rounded.view(np.int32) << 23)).view(np.float32)
     scaled[x < EXP_LOW] = 0
     return scaled
 
