@@ -18,7 +18,7 @@ from chatapp import llm
 from chatapp.admin.engine_numbers import ratio
 from chatapp.admin.tables import BigTableAdmin, ReadOnly
 from chatapp.models import Conversation, Generation, Message, TitleSource
-from chatapp.services.conversations import conversation_delete
+from chatapp.services.conversations import conversation_archive, conversation_delete
 
 _EXCERPT_CHARS = 120
 _STATUS_COLOURS = {
@@ -109,7 +109,9 @@ class ConversationAdmin(BigTableAdmin):
         if "title" in form.changed_data:
             obj.title_source = TitleSource.PERSON
         # Only what this page shows as fields: a turn that runs meanwhile writes the others.
-        obj.save(update_fields=["title", "title_source", "is_pinned", "is_archived"])
+        obj.save(update_fields=["title", "title_source", "is_pinned"])
+        if "is_archived" in form.changed_data:
+            conversation_archive(user=obj.owner, conversation_id=obj.id, is_archived=obj.is_archived)
 
     def delete_model(self, request: HttpRequest, obj: Conversation) -> None:
         conversation_delete(user=obj.owner, conversation_id=obj.id)

@@ -106,6 +106,19 @@ def test_saving_a_conversation_changes_title_and_pin_and_nothing_that_a_turn_wro
     assert conversation.active_leaf == second.assistant_message
 
 
+def test_archiving_a_conversation_is_told_to_the_engine(
+    staff: Client, alice: User, monkeypatch: pytest.MonkeyPatch, django_capture_on_commit_callbacks: Any
+) -> None:
+    told: list[Any] = []
+    monkeypatch.setattr(llm, "archive", told.append)
+    conversation = turn(alice).conversation
+    values = {"title": "Away", "is_archived": "on", "messages-TOTAL_FORMS": "0", "messages-INITIAL_FORMS": "0"}
+    with django_capture_on_commit_callbacks(execute=True):
+        assert staff.post(_url("conversation_change", conversation.pk), values).status_code == 302
+    assert Conversation.objects.get().is_archived
+    assert told == [conversation.pk]
+
+
 @pytest.mark.parametrize(
     ("sampling", "problem"),
     [
