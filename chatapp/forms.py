@@ -86,6 +86,7 @@ class PreferencesForm(forms.Form):
     language = forms.ChoiceField(label=_("Language"), required=False)
     shortcuts = forms.BooleanField(label=_("Keyboard shortcuts"), required=False)
     drafts = forms.BooleanField(label=_("Read along while I write"), required=False)
+    titles = forms.BooleanField(label=_("Titles by the model"), required=False)
 
     def __init__(self, *args: Any, **kwargs: Any) -> None:
         super().__init__(*args, **kwargs)
@@ -98,12 +99,13 @@ class PreferencesForm(forms.Form):
             "language": user.language,
             "shortcuts": user.preferences.get("shortcuts", True),
             "drafts": user.preferences.get("drafts", True),
+            "titles": user.preferences.get("titles", True),
         }
 
     @property
     def preferences(self) -> dict[str, Any]:
         """The part that goes into User.preferences."""
-        return {name: self.cleaned_data[name] for name in ("theme", "shortcuts", "drafts")}
+        return {name: self.cleaned_data[name] for name in ("theme", "shortcuts", "drafts", "titles")}
 
 
 class PinForm(forms.Form):

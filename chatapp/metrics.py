@@ -85,7 +85,9 @@ REUSE = (
     Number(COUNTER, "recomputed_tokens", "Tokens computed once more.", lambda s: s.num_recomputed),
     Number(COUNTER, "prefills_ahead", "Prompts computed ahead.", lambda s: s.cache.num_prefill_only),
     Number(COUNTER, "prefill_ahead_tokens", "Tokens computed ahead.", lambda s: s.cache.num_prefill_only_tokens),
-    Number(COUNTER, "prefill_ahead_yields", "Prefills ahead that gave way.", lambda s: s.num_yields),
+    Number(COUNTER, "side_requests", "Titles and other side requests.", lambda s: s.cache.num_side),
+    Number(COUNTER, "side_request_tokens", "Tokens computed or written by them.", lambda s: s.cache.num_side_tokens),
+    Number(COUNTER, "prefill_ahead_yields", "Prefills ahead and side requests that gave way.", lambda s: s.num_yields),
     Number(COUNTER, "key_collisions", "Keys that matched without their tokens.", lambda s: s.num_collisions),
 )
 DISK = (

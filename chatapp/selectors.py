@@ -13,11 +13,22 @@ from uuid import UUID
 
 from django.contrib.auth.hashers import UNUSABLE_PASSWORD_PREFIX
 from django.db import connection
-from django.db.models import Expression, Q, QuerySet
+from django.db.models import Count, Expression, Q, QuerySet
 from django.utils.translation import gettext as _
 
 from chatapp.errors import Invalid, NotFound
-from chatapp.models import OPEN_STATUSES, Conversation, Generation, Message, Preset, Role, TurnContext, User, unpack_ids
+from chatapp.models import (
+    OPEN_STATUSES,
+    Conversation,
+    Generation,
+    Message,
+    Preset,
+    Role,
+    TitleSource,
+    TurnContext,
+    User,
+    unpack_ids,
+)
 from chatapp.storage import translated
 from chatapp.text import storable
 
@@ -147,6 +158,16 @@ def conversation_owners(conversation_ids: Collection[UUID]) -> dict[UUID, str]:
         rows = Conversation.objects.filter(id__in=ids[start : start + _MAX_IDS])
         owners.update(rows.values_list("id", "owner__username"))
     return owners
+
+
+@translated()
+def title_is_wanted(conversation_id: UUID, *, max_attempts: int) -> bool:
+    """Whether a model may name it: it is called by its first words, its owner has not switched that off, and no more
+    than max_attempts replies have been written in it, those made again included. One query."""
+    unnamed = Conversation.objects.filter(id=conversation_id, title_source=TitleSource.FIRST_WORDS)
+    counted = unnamed.annotate(num=Count("messages__generations"))
+    found = counted.values_list("owner__preferences", "num").first()
+    return found is not None and found[0].get("titles", True) is not False and found[1] <= max_attempts
 
 
 @translated()

@@ -50,6 +50,7 @@ RECOLLECT_MAX_MODEL_LEN = env.integer(
 RECOLLECT_THREADS = env.integer("RECOLLECT_THREADS", 0, low=0, high=1024)  # 0: one per core
 RECOLLECT_KERNELS = env.choice("RECOLLECT_KERNELS", "auto", ("auto", "amx", "avx512", "avx2", "generic", "numpy"))
 RECOLLECT_PREFIX_CACHE = env.boolean("RECOLLECT_PREFIX_CACHE", True)
+RECOLLECT_TITLES = env.boolean("RECOLLECT_TITLES", True)
 # Files of cached KV, of all models together; 0: none are written. A share of what is free shrinks as they grow: they
 # come to rest at a fifth of what was free without them.
 RECOLLECT_KV_DISK_BYTES = env.num_bytes(

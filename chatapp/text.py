@@ -44,7 +44,7 @@ def first_words(text: str, columns: int = _TITLE_COLUMNS) -> str:
     combining marks.
     """
     line = next((found for raw in text.splitlines() if (found := one_line(raw).lstrip(_MARKUP))), "")
-    if _width(line) <= columns:
+    if num_columns(line) <= columns:
         return line
     end = width = 0
     while width + _char_width(line[end]) < columns:  # one column stays for the ellipsis
@@ -53,7 +53,7 @@ def first_words(text: str, columns: int = _TITLE_COLUMNS) -> str:
     while end and (unicodedata.combining(line[end]) or line[end] in "\u200d\ufe0e\ufe0f" or line[end - 1] == "\u200d"):
         end -= 1
     best = _clause_end(line, end) if _char_width(line[end]) == 2 else _word_start(line, end)
-    if _width(line[:best]) * 2 >= columns:
+    if num_columns(line[:best]) * 2 >= columns:
         end = best
     return line[:end].rstrip(" ,;:.，。；：、（《“‘「『【") + "…"
 
@@ -79,5 +79,6 @@ def _char_width(character: str) -> int:
     return 2 if unicodedata.east_asian_width(character) in "WF" else 1
 
 
-def _width(text: str) -> int:
+def num_columns(text: str) -> int:
+    """How wide a text is: ideographs take two columns, combining marks none."""
     return sum(map(_char_width, text))

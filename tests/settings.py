@@ -22,6 +22,7 @@ for _name in list(os.environ):
 _FOLDER = Path(tempfile.mkdtemp(prefix="recollect-tests-"))
 atexit.register(shutil.rmtree, _FOLDER, ignore_errors=True)
 os.environ["RECOLLECT_DATA"] = str(_FOLDER)
+os.environ["RECOLLECT_TITLES"] = "off"  # else each first reply would be followed by a request that nobody asked for
 share_kernels(_FOLDER)
 os.environ["RECOLLECT_MODEL"] = os.environ.get("RECOLLECT_TEST_MODEL") or str(
     Path(__file__).resolve().parent.parent / "var" / "models" / "SmolLM2-135M-Instruct.Q4_1.gguf"

@@ -142,6 +142,8 @@ def _reuse(stats: llm.EngineStats) -> Card:
             Figure(_("Prompts that came again"), intcomma(cache.num_exact_repeats)),
             Figure(_("Prompts computed ahead"), intcomma(cache.num_prefill_only)),
             Figure(_("Tokens computed ahead"), intcomma(cache.num_prefill_only_tokens)),
+            Figure(_("Titles and other side requests"), intcomma(cache.num_side)),
+            Figure(_("Tokens of side requests"), intcomma(cache.num_side_tokens)),
             Figure(_("Gave way to requests"), intcomma(stats.num_yields)),
             Figure(_("Second look-ups"), intcomma(cache.num_relookups)),
             Figure(_("Tokens found by these"), part_of(cache.num_relookup_tokens_hit, cache.num_relookup_tokens)),

@@ -38,6 +38,7 @@ from chatapp.llm.kv_disk import (
     wait_for_purges,
 )
 from chatapp.llm.prompts import (
+    answer_begun,
     build_history,
     build_prompt,
     decode,
@@ -50,8 +51,10 @@ from chatapp.llm.prompts import (
     window,
 )
 from chatapp.llm.requests import (
+    Aside,
     KvIdentity,
     archive,
+    aside,
     cancel,
     count_cached,
     generate,
@@ -91,6 +94,7 @@ __all__ = [
     "FETCH_COMMAND",
     "NUM_RECENT",
     "THINKING_PAIRS",
+    "Aside",
     "CacheStats",
     "ChatMessage",
     "DiskStats",
@@ -116,8 +120,10 @@ __all__ = [
     "ThinkingSplit",
     "Ticket",
     "TokenEvent",
+    "answer_begun",
     "answer_requests",
     "archive",
+    "aside",
     "build_history",
     "build_prompt",
     "cancel",

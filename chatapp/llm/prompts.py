@@ -81,6 +81,20 @@ def extended(prompt: Prompt, ids: Sequence[int]) -> Prompt:
     return replace(prompt, ids=np.concatenate([prompt.ids, np.asarray(ids, dtype=np.int32)]))
 
 
+def answer_begun(prompt: Prompt, text: str, *, model: str = "", is_thinking_off: bool = False) -> Prompt:
+    """The same prompt with the beginning of an answer behind it: whoever thinks has done so.
+
+    Blocking. Raises EngineUnavailable.
+    """
+    opened = opened_model(model)
+    marks = opened.chat_template.thinking_marks(is_thinking_off=is_thinking_off)
+    ids = opened.tokenizer.encode(text)
+    if marks is not None and marks.starts_open:
+        close = opened.tokenizer.encode(marks.close) if marks.close_id is None else [marks.close_id]
+        ids = [*close, *opened.tokenizer.encode("\n\n"), *ids]
+    return extended(prompt, ids)
+
+
 def encode(text: str, *, model: str = "") -> list[int]:
     """Token ids of plain text; never a control token. Blocking. Raises EngineUnavailable."""
     return opened_model(model).tokenizer.encode(text)

@@ -1,4 +1,4 @@
-"""Requests: a reply, KV prepared ahead, how long it is kept, and what it all depends on."""
+"""Requests: a reply, what is written beside the turns, KV prepared ahead, how long it is kept, what it depends on."""
 
 from __future__ import annotations
 
@@ -16,7 +16,27 @@ from chatapp.errors import Busy, WindowFull
 from chatapp.llm.host import handle, model_info, name_of, opened_model, running_worker, unavailable_when_stopped
 from chatapp.places import Ticket
 from inference.errors import PromptTooLong, QueueFull
-from inference.types import Event, FinishedEvent, ProgressEvent, Prompt, Request, SamplingParams, Stage
+from inference.types import (
+    Event,
+    FinishedEvent,
+    FinishReason,
+    ProgressEvent,
+    Prompt,
+    Request,
+    RequestStats,
+    SamplingParams,
+    Stage,
+    TokenEvent,
+)
+
+
+@dataclass(frozen=True, slots=True)
+class Aside:
+    """What a model has written beside the turns."""
+
+    text: str
+    finish_reason: FinishReason
+    stats: RequestStats
 
 
 async def generate(
@@ -89,6 +109,48 @@ async def prepare(
         async for event in events:
             if isinstance(event, ProgressEvent) and event.stage is Stage.READING:
                 on_progress(event.num_done, event.num_total)
+
+
+async def aside(
+    *,
+    user_id: int,
+    request_id: str,
+    prompt: Prompt,
+    num_lasting_tokens: int,
+    sampling: SamplingParams,
+    is_head_public: bool,
+    model: str = "",
+    is_continuation: bool = False,
+    tags: tuple[str, ...] = (),
+) -> Aside:
+    """Have something written that is no turn: a title. It gives way to every turn and takes nobody's place; the
+    conversation's part of the prompt, num_lasting_tokens, is kept like it, and the rest is the first to be forgotten.
+
+    finish_reason CANCELLED: there was no room for it, or its model is leaving; ERROR: the engine has given it up.
+    Cancelling the coroutine cancels the request. Nothing is loaded for it. Raises EngineUnavailable, also for a model
+    that is not loaded, Busy when too many wait already, WindowFull.
+    """
+    request = Request(
+        request_id=request_id,
+        prompt_ids=prompt.ids,
+        sampling=sampling,
+        salt=_salt(user_id),
+        num_public_tokens=_num_public(prompt, is_head_public),
+        tags=tags,
+        is_low_retention=True,
+        num_lasting_tokens=num_lasting_tokens,
+        is_side=True,
+        is_continuation=is_continuation,
+        stop_token_ids=opened_model(model).chat_template.stop_token_ids,
+    )
+    text = ""
+    async with aclosing(_events(model, request)) as events:
+        async for event in events:
+            if isinstance(event, TokenEvent | FinishedEvent):
+                text += event.text
+            if isinstance(event, FinishedEvent):
+                return Aside(text, event.finish_reason, event.stats)
+    raise AssertionError("a request ends with a FinishedEvent")
 
 
 async def _events(model: str, request: Request) -> AsyncGenerator[Event, None]:

@@ -39,6 +39,13 @@ def conversation_rename(*, user: User, conversation_id: UUID, title: str) -> Con
 
 
 @translated()
+def conversation_name(*, conversation_id: UUID, title: str) -> bool:
+    """A title by the model, in place of the first words and of nothing else. False: it has another, or is gone."""
+    unnamed = Conversation.objects.filter(id=conversation_id, title_source=TitleSource.FIRST_WORDS)
+    return unnamed.update(title=title, title_source=TitleSource.MODEL) == 1
+
+
+@translated()
 def conversation_pin(*, user: User, conversation_id: UUID, is_pinned: bool) -> Conversation:
     """Keep it at the top of the list, or not. Raises NotFound."""
     conversation = selectors.conversation_get(user, conversation_id)

@@ -234,18 +234,28 @@ def next_history(plan: Plan, reply: Reply) -> llm.Prompt | None:
 
     None if it is not: then all that has KV already. Blocking. Raises EngineUnavailable, Invalid.
     """
-    conversation, split = plan.conversation, reply.split
-    if not split.num_chars or not strips_thinking(conversation):
+    conversation = plan.conversation
+    if not reply.split.num_chars:
         return None
-    message = _answer(reply.text, tuple(reply.token_ids) or None, split.num_chars, split.num_tokens or 0)
-    if not message.is_stripped:
+    messages = messages_after(plan, reply)
+    if not messages[-1].is_stripped:
         return None
     return llm.build_history(
-        [*plan.messages, message],
+        messages,
         model=plan.model,
         today=first_day(conversation),
         is_thinking_off=conversation.is_thinking_off,
     )
+
+
+def messages_after(plan: Plan, reply: Reply) -> list[llm.ChatMessage]:
+    """A turn's messages and its reply as later prompts hold them. Blocking. Raises EngineUnavailable."""
+    ids, split = tuple(reply.token_ids) or None, reply.split
+    if ids is None or strips_thinking(plan.conversation):
+        message = _answer(reply.text, ids, split.num_chars, split.num_tokens or 0)
+    else:
+        message = llm.ChatMessage(Role.ASSISTANT.value, reply.text, ids)
+    return [*plan.messages, message]
 
 
 def strips_thinking(conversation: Conversation) -> bool:

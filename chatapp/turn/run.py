@@ -22,6 +22,7 @@ from chatapp.errors import ChatError, Conflict, StorageUnavailable
 from chatapp.markdown import render_blocks
 from chatapp.models import Message, MessageStatus, PrefixBreak, User
 from chatapp.services import turns
+from chatapp.turn import titles
 from chatapp.turn.live import Live, LiveTurn
 from chatapp.turn.numbers import compared, numbers_of, turn_stats
 from chatapp.turn.preparation import preparation
@@ -201,6 +202,7 @@ async def _run_turn(live: Live, turn: LiveTurn, plan: Plan, thinking_s: float, t
         llm.purge(turn.conversation_id)  # the purge at its deletion came before the last of its KV
     else:
         preparation.turn_ended(turn, plan, reply)
+        titles.start(turn.conversation_id, turn.user_id, plan, reply, ending.status)
     await hints.aconversation_changed(turn.user_id, turn.conversation_id)
 
 
@@ -308,6 +310,7 @@ async def drain(live: Live, *, grace_s: float = 8.0) -> None:
     """Let running turns end, interrupt and store the rest, close every socket. New ones must be refused already."""
     llm.drain()
     preparation.end()
+    titles.cancel_all()
     live.broadcast(wire.ServerDraining())
     await _wait(grace_s)
     for turn in live.turns:

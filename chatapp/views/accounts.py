@@ -102,7 +102,7 @@ def signup(request: HttpRequest) -> HttpResponse:
 @require_http_methods(["GET", "HEAD", "POST"])
 @person_required
 def preferences(request: HttpRequest) -> HttpResponse:
-    """Appearance, language, shortcuts, drafts."""
+    """Appearance, language, shortcuts, drafts, titles."""
     user = person(request)
     form = PreferencesForm(request.POST or None, initial=PreferencesForm.initial_of(user))
     if request.method == "POST" and form.is_valid():

@@ -247,7 +247,9 @@ export class Conversation {
       this.sidebar.refreshSoon();
       return;
     }
+    const isNamed = frame.title && frame.title !== this.title;
     if (frame.title) this.#setTitle(frame.title);
+    if (isNamed) return; // that was the news: nothing of the transcript has to be read again
     if (!this.isStored || performance.now() - this.#newsAt <= OWN_HINT_MS) return;
     this.sidebar.refreshSoon(); // pinned or put away in another tab, perhaps
     this.#reread();

@@ -29,6 +29,7 @@ class Server:
             "RECOLLECT_DATA": str(data),
             "RECOLLECT_MODEL": str(model),
             "RECOLLECT_LOG_LEVEL": "WARNING",
+            "RECOLLECT_TITLES": "off",
             **settings,
         }
         self._port = 0

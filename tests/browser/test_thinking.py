@@ -1,4 +1,5 @@
-"""A model that thinks: folded above the answer while it goes on, with its time afterwards; not in what is copied."""
+"""A model that thinks: folded above the answer while it goes on, with its time afterwards; not in what is copied, and
+not in the title that it gives a conversation."""
 
 from __future__ import annotations
 
@@ -10,7 +11,7 @@ import pytest
 from playwright.sync_api import Browser, BrowserContext, Locator, Page, expect
 
 from tests.browser.conftest import OWNER, Problems
-from tests.browser.screen import REPLY_WITHIN_MS, composer, replies, send, wait_for_end
+from tests.browser.screen import REPLY_WITHIN_MS, ask, composer, replies, rows, send, wait_for_end
 from tests.browser.server import Server
 from tests.browser.thinking_model import write_thinking_model
 
@@ -18,14 +19,16 @@ NUM_STEPS = 500  # long enough to do something meanwhile
 STEPS = [f"{number}. Step {number} of **{number * number}**.\n" for number in range(1, NUM_STEPS + 1)]
 THOUGHT = ["\nLet me look at it.\n\n", *STEPS, "\nThat is <b>it</b>.\n"]
 ANSWER = ["\n\nIt is ", "**so**, ", "because:\n\n", "```html\n<think>\n", "</think>\n```\n", "And that is all."]
+TITLE = ["Steps ", "and their ", "squares"]  # of what is asked about them; elsewhere it is none
 DONE = re.compile(r"^Thought for [\d.]+ s$")
 
 
 @pytest.fixture(scope="module")
 def thinker(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Server]:
     """A server of its own, with that model."""
-    model = write_thinking_model(tmp_path_factory.mktemp("models") / "thinker", thought=THOUGHT, answer=ANSWER)
-    server = Server(tmp_path_factory.mktemp("data"), model)
+    folder = tmp_path_factory.mktemp("models") / "thinker"
+    model = write_thinking_model(folder, thought=THOUGHT, answer=ANSWER, title=TITLE)
+    server = Server(tmp_path_factory.mktemp("data"), model, RECOLLECT_TITLES="on")
     server.install(max_tokens=1000)
     server.start()
     yield server
@@ -144,3 +147,37 @@ def test_copy_takes_the_answer_alone(page: Page, context: BrowserContext, thinke
     expect(page.locator("#announcer")).to_have_text("Copied")
     copied = page.evaluate("navigator.clipboard.readText()")
     assert copied == "".join(ANSWER).lstrip()
+
+
+def test_a_title_by_the_model_appears_everywhere_without_reading_anything_again(
+    page: Page, context: BrowserContext
+) -> None:
+    question, title = "Which steps have squares?", "".join(TITLE)
+    send(page, question)
+    expect(page.locator("#title span")).to_have_text(question)
+    other = context.new_page()
+    other.goto(page.url)
+    other.locator('[data-connection="open"]').wait_for()
+    wait_for_thinking(page)
+    page.evaluate("document.querySelector('.message').dataset.seen = 'yes'")  # a page that is read again loses it
+    wait_for_end(page)
+    for tab in (page, other):
+        expect(tab.locator("#title span")).to_have_text(title, timeout=REPLY_WITHIN_MS)
+        expect(rows(tab).first.locator(".title")).to_have_text(title)
+        expect(tab).to_have_title(f"{title} · Recollect")
+    expect(page.locator('.message[data-seen="yes"]')).to_have_count(1)
+    page.reload()
+    expect(page.locator("#title span")).to_have_text(title)
+
+
+def test_a_conversation_that_a_person_has_named_keeps_its_name(page: Page) -> None:
+    send(page, "Which steps have squares?")
+    wait_for_thinking(page)
+    page.locator("#title").click()
+    page.get_by_role("textbox", name="Title").fill("Mine")
+    page.get_by_role("textbox", name="Title").press("Enter")
+    expect(page.locator("#title span")).to_have_text("Mine")
+    wait_for_end(page)
+    ask(page, "And which have none?")  # by now there has been time for a title
+    expect(page.locator("#title span")).to_have_text("Mine")
+    expect(rows(page).first.locator(".title")).to_have_text("Mine")

@@ -1,4 +1,4 @@
-"""A model that thinks and then answers, always the same: each token has one successor.
+"""A model that thinks and then answers, always the same, and has one name for everything: each token has one successor.
 
 Its layers are zeros, so a token's row of the embedding reaches the head unchanged, and the head points at what follows.
 What precedes the reply is a line break, which the reply itself therefore does not hold.
@@ -7,6 +7,7 @@ What precedes the reply is a line break, which the reply itself therefore does n
 from __future__ import annotations
 
 import json
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -25,27 +26,28 @@ TEMPLATE = """\
 {%- if add_generation_prompt %}{{ '<|im_start|>assistant\\n' }}{% endif %}"""
 
 
-def write_thinking_model(folder: Path, *, thought: list[str], answer: list[str]) -> Path:
-    """The pieces become tokens: no two may be the same, and none a single character."""
-    pieces = [*thought, *answer]
+def write_thinking_model(folder: Path, *, thought: list[str], answer: list[str], title: Sequence[str] = ()) -> Path:
+    """The pieces become tokens: no two may be the same, and none a single character. title: what follows a star."""
+    pieces = [*thought, *answer, *title]
     assert len(set(pieces)) == len(pieces), "a piece has one successor"
-    written = {byte: char for char, byte in byte_alphabet().items()}
-    texts = [*byte_alphabet(), *("".join(written[byte] for byte in piece.encode()) for piece in pieces)]
-    vocab = {text: number for number, text in enumerate(texts)}
+    char_of = {byte: char for char, byte in byte_alphabet().items()}
+    written = {piece: "".join(char_of[byte] for byte in piece.encode()) for piece in pieces}
+    vocab = {text: number for number, text in enumerate([*byte_alphabet(), *written.values()])}
     controls = {text: len(vocab) + number for number, text in enumerate(CONTROLS)}
-    chain = [written[ord("\n")], "<think>", *texts[256 : 256 + len(thought)], "</think>", *texts[256 + len(thought) :]]
-    ids = [(vocab | controls)[text] for text in (*chain, "<|im_end|>")]
+    ids = vocab | controls | {piece: vocab[text] for piece, text in written.items()} | {"\n": vocab[char_of[ord("\n")]]}
+    chains = (["\n", "<think>", *thought, "</think>", *answer, "<|im_end|>"], ["*", *title, "<|im_end|>"])
     folder.mkdir()
-    _write_weights(folder, ids, len(vocab) + len(controls))
+    _write_weights(folder, [[ids[text] for text in chain] for chain in chains], len(vocab) + len(controls))
     _write_tokenizer(folder, vocab, controls)
     return folder
 
 
-def _write_weights(folder: Path, chain: list[int], vocab_size: int) -> None:
+def _write_weights(folder: Path, chains: list[list[int]], vocab_size: int) -> None:
     assert vocab_size <= HIDDEN
     embedding = np.eye(vocab_size, HIDDEN, dtype=np.float32)
     head = np.zeros((vocab_size, HIDDEN), np.float32)
-    head[chain[1:], chain[:-1]] = 1.0
+    for chain in chains:
+        head[chain[1:], chain[:-1]] = 1.0
     config: dict[str, Any] = {
         "model_type": "llama",
         "architectures": ["LlamaForCausalLM"],
@@ -60,7 +62,7 @@ def _write_weights(folder: Path, chain: list[int], vocab_size: int) -> None:
         "rms_norm_eps": 1e-5,
         "rope_theta": 10000.0,
         "tie_word_embeddings": False,
-        "eos_token_id": chain[-1],
+        "eos_token_id": chains[0][-1],
     }
     tensors = {"model.embed_tokens.weight": embedding, "lm_head.weight": head}
     tensors["model.norm.weight"] = np.ones(HIDDEN, np.float32)

@@ -26,6 +26,7 @@ from inference.types import (
     ModelInfo,
     ProgressEvent,
     Prompt,
+    Rank,
     Request,
     RequestStats,
     Stage,
@@ -165,7 +166,7 @@ class FakeWorker:
         return self.num_cached
 
     def submit(self, name: str, request: Request, on_event: Callable[[Event], None]) -> None:
-        if self.state != "running" or (request.is_prefill_only and self.model_state != "ready"):
+        if self.state != "running" or (request.rank != Rank.TURN and self.model_state != "ready"):
             raise EngineStopped
         if request.is_prefill_only:
             self.prefills.append(request)

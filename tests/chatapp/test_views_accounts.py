@@ -124,7 +124,7 @@ def test_settings_are_kept_and_used(client: Client, alice: User) -> None:
     alice.refresh_from_db()
     assert (alice.language, alice.preferences) == (
         "zh-hans",
-        {"other": 1, "theme": "dark", "shortcuts": False, "drafts": False},
+        {"other": 1, "theme": "dark", "shortcuts": False, "drafts": False, "titles": False},
     )
     html = client.get("/").content.decode()
     assert '<html lang="zh-hans" dir="ltr" data-theme="dark">' in html

@@ -25,12 +25,17 @@ from tests.inference.trained_tokenizers import spec_of
 
 
 class ScriptedModel(MarkerModel):
-    """Writes `reply` from the first position on that it is asked about, then the end of the turn."""
+    """Writes `reply` from the first position on that it is asked about, then the end of the turn.
+
+    A prompt that ends in the beginning of a title is answered with `title`.
+    """
 
     def __init__(self, tokenizer: Tokenizer, max_position_embeddings: int) -> None:
         super().__init__(max_position_embeddings)
         self.config = replace(self.config, vocab_size=tokenizer.vocab_size)
         self._end = tokenizer.eos_token_ids[0]
+        self.title: list[int] = []
+        self._stars = tokenizer.encode(": **")[-1]
         self._reply: list[int] = []
         self._start: int | None = None
 
@@ -41,6 +46,8 @@ class ScriptedModel(MarkerModel):
         rows = super().forward(batch, kv)
         logits = np.full((len(rows), self.config.vocab_size), -50, np.float32)
         for row, position in enumerate(batch.positions[batch.logits_rows].tolist()):
+            if batch.token_ids[batch.logits_rows[row]] == self._stars:
+                self.write(self.title)
             self._start = position if self._start is None else self._start
             index = min(position - self._start, len(self._reply) - 1)
             logits[row, self._reply[index] if self._reply else self._end] = 50

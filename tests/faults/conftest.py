@@ -26,7 +26,13 @@ from tests.shared_kernels import share_kernels
 def environment(data: Path, **changes: str) -> dict[str, str]:
     """Nothing of the developer's own settings."""
     kept = {name: value for name, value in os.environ.items() if not name.startswith(("RECOLLECT_", "DATABASE_URL"))}
-    return {**kept, "DJANGO_SETTINGS_MODULE": "chatapp.settings", "RECOLLECT_DATA": str(data), **changes}
+    return {
+        **kept,
+        "DJANGO_SETTINGS_MODULE": "chatapp.settings",
+        "RECOLLECT_DATA": str(data),
+        "RECOLLECT_TITLES": "off",
+        **changes,
+    }
 
 
 @dataclass

@@ -215,10 +215,10 @@ def num_cached(engine: LLMEngine, name: str) -> int:
 def test_side_request_pushes_nothing_out_that_was_used_lately():
     clock = Clock()
     engine = full_engine(clock)
-    before = engine.stats().num_evicted_blocks
+    before = engine.stats().cache.num_evicted_blocks
     end = end_of(engine, title("side", "a" * 15 + "title?", 15, max_tokens=9, **of("a")))
     assert (end.finish_reason, end.stats.num_prompt_tokens) == (FinishReason.CANCELLED, 0)
-    assert engine.stats().num_evicted_blocks == before
+    assert engine.stats().cache.num_evicted_blocks == before
     assert [num_cached(engine, name) for name in "abcd"] == [15] * 4
 
 
