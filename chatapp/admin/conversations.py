@@ -4,12 +4,16 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from typing import Any, ClassVar
+from uuid import UUID
 
 from django.contrib import admin
-from django.db.models import F, QuerySet
+from django.db.models import F, OuterRef, QuerySet, Subquery
 from django.db.models.functions import Substr
 from django.forms import ModelForm
 from django.http import HttpRequest
+from django.urls import reverse
+from django.utils.html import format_html
+from django.utils.translation import gettext
 from django.utils.translation import gettext_lazy as _
 from unfold.admin import TabularInline
 from unfold.decorators import display
@@ -17,10 +21,11 @@ from unfold.decorators import display
 from chatapp import llm
 from chatapp.admin.engine_numbers import ratio
 from chatapp.admin.tables import BigTableAdmin, ReadOnly
-from chatapp.models import Conversation, Generation, Message, TitleSource
+from chatapp.models import Conversation, Generation, Message, PrefixBreak, TitleSource
 from chatapp.services.conversations import conversation_archive, conversation_delete
 
 _EXCERPT_CHARS = 120
+_MAX_COUNTED = 1000
 _STATUS_COLOURS = {
     "queued": "info",
     "reading": "info",
@@ -52,18 +57,40 @@ def with_excerpts(rows: QuerySet[Message]) -> QuerySet[Message]:
     )
 
 
+def place_of(position: int | None) -> str:
+    """The message at a depth of a branch, as a person would call it: questions and replies take turns."""
+    if position is None:
+        return gettext("the beginning")
+    name = gettext("reply %(n)s") if position % 2 else gettext("question %(n)s")
+    return name % {"n": position // 2 + 1}
+
+
 class MessageInline(ReadOnly, TabularInline):  # type: ignore[misc]  # unfold is untyped
-    """The messages of a conversation, all branches, a page at a time."""
+    """The messages of a conversation, all branches, a page at a time, with what the newest attempt has reused."""
 
     model = Message
-    fields = ("position", "role", "status", excerpt, "created_at")  # only a list can draw the coloured one
+    # Only a list can draw the coloured status.
+    fields = ("position", "role", "status", excerpt, "reused_share", "prefix_break", "created_at")
     ordering = ("position", "created_at")
     per_page = 25
     show_change_link = True
     hide_title = True
 
     def get_queryset(self, request: HttpRequest) -> QuerySet[Message]:
-        return with_excerpts(super().get_queryset(request))
+        newest = Generation.objects.filter(message=OuterRef("pk")).order_by("-created_at")
+        return with_excerpts(super().get_queryset(request)).annotate(
+            cause=Subquery(newest.values("prefix_break")[:1]),
+            num_prompt=Subquery(newest.values("num_prompt_tokens")[:1]),
+            num_reused=Subquery(newest.values(total=F("num_reused_ram") + F("num_reused_disk"))[:1]),
+        )
+
+    @admin.display(description=_("reused"))
+    def reused_share(self, message: Any) -> str:
+        return ratio(message.num_reused, message.num_prompt) if message.num_prompt else ""
+
+    @admin.display(description=_("prefix ended by"))
+    def prefix_break(self, message: Any) -> str:
+        return str(PrefixBreak(message.cause).label) if message.cause else ""
 
 
 class GenerationInline(ReadOnly, TabularInline):  # type: ignore[misc]  # unfold is untyped
@@ -168,6 +195,26 @@ class FinishReasonFilter(admin.SimpleListFilter):
         return queryset.filter(finish_reason=self.value()) if self.value() else queryset
 
 
+def message_url(message_id: UUID) -> str:
+    return reverse("admin:chatapp_message_change", args=[message_id])
+
+
+class PrefixBreakFilter(admin.SimpleListFilter):
+    """The causes, and how many nobody could find out; counted to a thousand, in an index."""
+
+    title = _("prefix ended by")
+    parameter_name = "prefix_break"
+
+    def lookups(self, request: HttpRequest, model_admin: Any) -> list[tuple[str, str]]:
+        num_unknown = Generation.objects.filter(prefix_break=PrefixBreak.UNKNOWN)[:_MAX_COUNTED].count()
+        more = "+" if num_unknown == _MAX_COUNTED else ""
+        counts = {PrefixBreak.UNKNOWN.value: f" ({num_unknown}{more})"}
+        return [(value, f"{label}{counts.get(value, '')}") for value, label in PrefixBreak.choices]
+
+    def queryset(self, request: HttpRequest, queryset: QuerySet[Generation]) -> QuerySet[Generation]:
+        return queryset.filter(prefix_break=self.value()) if self.value() else queryset
+
+
 @admin.register(Generation)
 class GenerationAdmin(ReadOnly, BigTableAdmin):
     """The cache numbers of each reply: prompt = reused from RAM + reused from disk + computed."""
@@ -175,20 +222,22 @@ class GenerationAdmin(ReadOnly, BigTableAdmin):
     list_fullwidth = True
     list_display = (
         *("created_at", "conversation", "num_prompt_tokens", "num_reused_ram", "num_reused_disk", "num_computed"),
-        *("reused_share", "num_generated", "ttft_ms", "speed", "finish_reason"),
+        *("reused_share", "prefix_break", "read_again_from", "num_generated", "ttft_ms", "speed", "finish_reason"),
     )
     list_columns = (
         *("created_at", "num_prompt_tokens", "num_reused_ram", "num_reused_disk", "num_computed", "num_generated"),
-        *("ttft_s", "decode_s", "finish_reason", "message__conversation__title"),
+        *("ttft_s", "decode_s", "finish_reason", "prefix_break", "break_message_id", "break_position"),
+        "message__conversation__title",
     )
-    list_filter = ("created_at", FinishReasonFilter)
+    list_filter = ("created_at", PrefixBreakFilter, FinishReasonFilter)
     search_fields = ("message__conversation__title", "model_name")
     search_help_text = _("Title of the conversation, or model")
     ordering = ("-created_at", "-id")
     fields = (
         *("message", "model_name", "model_fingerprint", "kernel_tier", "sampling", "seed", "finish_reason"),
         *("num_prompt_tokens", "num_reused_ram", "num_reused_disk", "num_computed", "reused_share"),
-        *("prefix_break", "num_generated", "queue_s", "ttft_s", "prefill_s", "decode_s", "thinking_s", "speed"),
+        *("num_known", "prefix_break", "read_again_from"),
+        *("num_generated", "queue_s", "ttft_s", "prefill_s", "decode_s", "thinking_s", "speed"),
         "created_at",
     )
 
@@ -202,6 +251,16 @@ class GenerationAdmin(ReadOnly, BigTableAdmin):
     @admin.display(description=_("reused"))
     def reused_share(self, generation: Generation) -> str:
         return ratio(generation.num_reused, generation.num_prompt_tokens)
+
+    @admin.display(description=_("read again from"))
+    def read_again_from(self, generation: Generation) -> str:
+        """The message in which reuse ended, with a link."""
+        if not generation.prefix_break:
+            return ""
+        place = place_of(generation.break_position)
+        if generation.break_message_id is None:
+            return place
+        return format_html('<a href="{}">{}</a>', message_url(generation.break_message_id), place)
 
     @admin.display(description=_("TTFT, ms"), ordering="ttft_s")
     def ttft_ms(self, generation: Generation) -> str:

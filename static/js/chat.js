@@ -5,12 +5,12 @@ import { confirmOn, copy } from "./clipboard.js";
 import { Composer } from "./composer.js";
 import { Conversation } from "./conversation.js";
 import { edit } from "./editor.js";
-import { announce, facts, isSomethingOpen, notify, openNextTo, placePopovers, prepareDialogs } from "./floating.js";
-import { statsFacts } from "./format.js";
+import { announce, isSomethingOpen, notify, placePopovers, prepareDialogs } from "./floating.js";
 import { fill, gettext } from "./i18n.js";
 import { shortcut } from "./keys.js";
 import { statsOf } from "./message.js";
 import { Model } from "./model.js";
+import { showNumbers } from "./numbers.js";
 import { Pending } from "./pending.js";
 import { RequestError, Requests } from "./requests.js";
 import { Follower } from "./scroll.js";
@@ -187,7 +187,7 @@ function act(action, button) {
     retry: () => conversation.continue(id),
     continue: () => conversation.continue(id),
     branch: () => attempt(() => conversation.branch(button.dataset.target)),
-    stats: () => showStats(button, statsOf(article)),
+    stats: () => showNumbers(byId("stats-card"), button, statsOf(article), (target) => follower.goTo(target)),
     resend: () => conversation.resend(client),
     "take-back": () => conversation.takeBack(client),
     help: () => byId("help-dialog").showModal(),
@@ -218,19 +218,6 @@ function editMessage(article) {
 
 function openEditor(article, text) {
   edit(article, text, page.limits.messageChars, (changed) => conversation.edit(article.dataset.message, changed));
-}
-
-function showStats(button, stats) {
-  const card = byId("stats-card");
-  const bar = card.querySelector(".stats-bar");
-  const reused = document.createElement("i");
-  const computed = document.createElement("i");
-  reused.className = "is-reused";
-  reused.style.flexGrow = stats.reused_ram + stats.reused_disk;
-  computed.style.flexGrow = stats.computed;
-  bar.replaceChildren(...[reused, computed].filter((part) => part.style.flexGrow > 0));
-  facts(card.querySelector(".facts"), statsFacts(stats));
-  openNextTo(card, button);
 }
 
 async function attempt(action) {

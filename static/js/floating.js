@@ -84,10 +84,12 @@ export function notify(text) {
   noticeTimer = setTimeout(() => { notice.hidden = true; }, 8000);
 }
 
+/** Rows of [name, value], and perhaps a class for the name. */
 export function facts(list, rows) {
-  list.replaceChildren(...rows.flatMap(([name, value]) => {
+  list.replaceChildren(...rows.flatMap(([name, value, kind = ""]) => {
     const term = document.createElement("dt");
     const detail = document.createElement("dd");
+    term.className = kind;
     term.textContent = name;
     detail.textContent = value;
     return [term, detail];

@@ -35,18 +35,13 @@ export function statsLine(stats) {
 
 /** Who answered, and what a change of model has cost. */
 function modelFacts(stats) {
-  const causes = {
-    model_changed: gettext("another model answered before"),
-    thinking_stripped: gettext("thinking was taken out of the history"),
-  };
   return [
     [gettext("Model"), stats.model],
     [gettext("Replies encoded again"), stats.reencoded > 0 ? number(stats.reencoded) : ""],
-    [gettext("Read anew because"), causes[stats.cause] ?? ""],
   ].filter(([, value]) => value);
 }
 
-/** [name, value] rows of the card behind that line. */
+/** [name, value, part of the bar] rows of the card behind that line. */
 export function statsFacts(stats) {
   const reasons = {
     stop: gettext("end of the reply"),
@@ -56,9 +51,9 @@ export function statsFacts(stats) {
   };
   return [
     [gettext("Prompt tokens"), number(stats.prompt_tokens)],
-    [gettext("Reused from memory"), number(stats.reused_ram)],
-    [gettext("Reused from disk"), number(stats.reused_disk)],
-    [gettext("Computed"), number(stats.computed)],
+    [gettext("Reused from memory"), number(stats.reused_ram), "is-ram"],
+    [gettext("Reused from disk"), number(stats.reused_disk), "is-disk"],
+    [gettext("Computed"), number(stats.computed), "is-computed"],
     [gettext("Tokens written"), number(stats.generated)],
     [gettext("Time to first token"), seconds(stats.ttft_ms)],
     [gettext("Writing speed"), speed(stats.decode_tok_s) || "–"],

@@ -37,6 +37,14 @@ export class Follower {
     this.pin();
   }
 
+  /** Bring a message into view, for eyes and for screen readers, and stay there. */
+  goTo(element) {
+    this.#set(false);
+    element.tabIndex = -1;
+    element.focus({ preventScroll: true });
+    element.scrollIntoView({ block: "start" });
+  }
+
   /** Change the page above the view without moving what is read. */
   keepPlace(change) {
     const fromEnd = this.scroller.scrollHeight - this.scroller.scrollTop;

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from dataclasses import asdict, replace
 from typing import Any
 
 import pytest
@@ -11,9 +12,9 @@ from django.test import Client
 from django.urls import reverse
 
 from chatapp import llm
-from chatapp.models import Conversation, Generation, Message, Preset, User
+from chatapp.models import Conversation, Generation, Message, PrefixBreak, Preset, User
 from chatapp.services.conversations import conversation_rename
-from tests.chatapp.rows import long_conversation, many_conversations, turn
+from tests.chatapp.rows import NUMBERS, long_conversation, many_conversations, turn
 
 pytestmark = pytest.mark.django_db
 
@@ -109,6 +110,40 @@ def test_filters_and_pages_beyond_the_end_open(staff: Client, owner: User) -> No
         assert (b"30" in answer.content and str(owner.conversations.get()) in answer.content.decode()) is shown
 
 
+def broken_turn(owner: User, **changes: Any) -> Any:
+    """A turn whose numbers say from which message on its prompt was read again."""
+    rows = turn(owner)
+    numbers = replace(NUMBERS, prefix_break=PrefixBreak.EDITED, break_message_id=rows.user_message.id, break_position=4)
+    later = turn(owner, conversation=rows.conversation, parent_id=rows.assistant_message.id)
+    later.assistant_message.generations.update(**asdict(replace(numbers, **changes)))
+    return later
+
+
+def test_generations_are_listed_by_cause_with_a_link_to_the_message(staff: Client, owner: User) -> None:
+    rows = broken_turn(owner)
+    link = _change(rows.user_message.parent.parent)
+    page = staff.get(_list(Generation) + "?prefix_break=edited").content.decode()
+    assert f'<a href="{link}">question 3</a>' in page
+    assert page.count("question 3") == 1
+    assert staff.get(_list(Generation) + "?prefix_break=evicted").content.decode().count("question 3") == 0
+    page = staff.get(_change(rows.assistant_message.generations.get())).content.decode()
+    assert f'<a href="{link}">question 3</a>' in page
+
+
+def test_unknown_causes_are_counted(staff: Client, owner: User) -> None:
+    assert "Unknown (0)" in staff.get(_list(Generation)).content.decode()
+    broken_turn(owner, prefix_break=PrefixBreak.UNKNOWN, break_message_id=None, break_position=None)
+    assert "Unknown (1)" in staff.get(_list(Generation)).content.decode()
+    assert "the beginning" in staff.get(_list(Generation) + "?prefix_break=unknown").content.decode()
+
+
+def test_a_conversation_shows_what_each_reply_has_reused(staff: Client, owner: User) -> None:
+    rows = broken_turn(owner)
+    page = staff.get(_change(rows.conversation)).content.decode()
+    assert len(re.findall(r"66.7\s*%", page)) == 2
+    assert page.count("Edited") == 1
+
+
 # --- cost -------------------------------------------------------------------------------------------------------------
 
 
@@ -128,7 +163,10 @@ def test_list_takes_as_many_queries_for_many_rows_as_for_few_and_counts_nothing(
         answer = staff.get(_list(model))
         assert answer.status_code == 200
     if model in (Conversation, Message, Generation):
-        statements = [query["sql"] for query in many if f'FROM "chatapp_{model._meta.model_name}"' in query["sql"]]
+        found = [query["sql"] for query in many if f'FROM "chatapp_{model._meta.model_name}"' in query["sql"]]
+        # The unknown causes are counted, to a thousand at most.
+        statements = [sql for sql in found if not ("COUNT(" in sql and "LIMIT 1000" in sql)]
+        assert len(found) - len(statements) == (model is Generation)
         assert len(statements) == 1
         assert "COUNT(" not in statements[0]
         assert '"token_ids"' not in statements[0]
