@@ -24,6 +24,7 @@ from chatapp.models import (
     Message,
     Preset,
     Role,
+    Summary,
     TitleSource,
     TurnContext,
     User,
@@ -114,6 +115,15 @@ class SentBefore(NamedTuple):
     summary_id: UUID | None
     sent: bytes
     created_at: datetime
+
+
+class SummaryText(NamedTuple):
+    """A summary of everything on a path from the first message to `until`, which lies at `position`."""
+
+    id: UUID
+    until: UUID
+    position: int
+    text: str
 
 
 @dataclass(frozen=True, slots=True)
@@ -306,6 +316,18 @@ def history(
     with connection.cursor() as cursor:
         cursor.execute(_path_query(columns, _WITH_CONTEXT, is_bounded=since is not None), parameters)
         return [HistoryMessage(_uuid(row[0]), *row[1:]) for row in cursor.fetchall()]
+
+
+@translated()
+def summaries(leaf: Message) -> list[SummaryText]:
+    """The newest summary of each stretch from the first message to one on the path to `leaf`, shortest first."""
+    found: dict[UUID, SummaryText] = {}
+    rows = Summary.objects.filter(conversation_id=leaf.conversation_id, until__position__lt=leaf.position)
+    for row in rows.order_by("created_at").values_list("id", "until_id", "until__position", "text"):
+        summary = SummaryText(*row)
+        found[summary.until] = summary
+    on_path = path_ids(leaf, list(found), below=leaf.position)
+    return sorted((each for each in found.values() if each.until in on_path), key=lambda each: each.position)
 
 
 @translated()

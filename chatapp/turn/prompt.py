@@ -41,12 +41,14 @@ _MAX_HELD_BACK = 64  # tokens whose text was not shown yet when a reply was cut 
 class Window:
     """What of a path is in a prompt. start: the first message, None for the very first; num_outside: those before it.
 
-    limit: the Rules.limit for which that was decided; 0 for turns of a time that knew no windows.
+    limit: the Rules.limit for which that was decided; 0 for turns of a time that knew no windows. summary: which one
+    stands for what is before it, or for as much of that as there was a summary of.
     """
 
     start: UUID | None = None
     num_outside: int = 0
     limit: int = 0
+    summary: UUID | None = None
 
 
 @dataclass(frozen=True, slots=True)

@@ -1,0 +1,64 @@
+"""Summaries: written by a model for turns that leave the window, changed by a person. None is ever overwritten."""
+
+from __future__ import annotations
+
+from uuid import UUID
+
+from django.db import transaction
+from django.utils.translation import gettext as _
+
+from chatapp import selectors
+from chatapp.errors import Invalid, NotFound
+from chatapp.models import Message, Summary, User
+from chatapp.storage import translated
+from chatapp.text import is_blank, is_storable
+
+MAX_CHARS = 20_000
+
+
+@translated()
+def summary_create(*, until_id: UUID, text: str, model_name: str, earlier_id: UUID | None = None) -> Summary | None:
+    """What a model has written for all messages up to `until_id`. None: the conversation is gone."""
+    with transaction.atomic():
+        until = Message.objects.filter(id=until_id).first()
+        if until is None:
+            return None
+        if earlier_id is not None and not Summary.objects.filter(id=earlier_id).exists():
+            earlier_id = None
+        return Summary.objects.create(
+            conversation_id=until.conversation_id,
+            until=until,
+            earlier_id=earlier_id,
+            text=text,
+            num_messages=until.position + 1,
+            model_name=model_name,
+        )
+
+
+@translated()
+def summary_edit(*, user: User, conversation_id: UUID, summary_id: UUID, text: str) -> Summary:
+    """The same stretch in other words, used from the next turn on. Raises NotFound, Invalid (empty, too long)."""
+    text = text.strip()
+    if is_blank(text):
+        raise Invalid(_("The summary is empty."))
+    if len(text) > MAX_CHARS or not is_storable(text):
+        raise Invalid(
+            _("The summary has %(num)s characters, at most %(max)s are allowed.")
+            % {"num": f"{len(text):,}", "max": f"{MAX_CHARS:,}"},
+        )
+    with transaction.atomic():
+        conversation = selectors.conversation_get(user, conversation_id, is_locked=True)
+        old = conversation.summaries.filter(id=summary_id).first()
+        if old is None:
+            raise NotFound(_("This summary does not exist."))
+        if old.text == text:
+            return old
+        return Summary.objects.create(
+            conversation=conversation,
+            until_id=old.until_id,
+            earlier_id=old.earlier_id,
+            text=text,
+            num_messages=old.num_messages,
+            model_name=old.model_name,
+            is_edited=True,
+        )
