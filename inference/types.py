@@ -231,12 +231,14 @@ class ChatMessage:
     otherwise content is encoded as plain text, control tokens impossible.
     is_stripped: the ids are the answer alone, the thinking in front of it has been taken away. Then there stands before
     them what the template writes before earlier replies, not what stood there when the reply was generated.
+    is_private: a system prompt that is not the same for everybody: the head that holds it is no public one.
     """
 
     role: str
     content: str
     token_ids: tuple[int, ...] | None = None
     is_stripped: bool = False
+    is_private: bool = False
 
 
 @dataclass(frozen=True, slots=True)

@@ -69,6 +69,11 @@ def strips_thinking(model: str = "") -> bool:
     return opened_model(model).chat_template.strips_thinking
 
 
+def takes_system_prompt(model: str = "") -> bool:
+    """Whether the model's template has a place for a system prompt. Blocking. Raises EngineUnavailable."""
+    return opened_model(model).chat_template.takes_system_prompt
+
+
 def thinking_reader(model: str = "", *, is_thinking_off: bool = False) -> ThinkingReader | None:
     """Tells a model's thinking from its answers; None for one that is not known to think. As strips_thinking."""
     opened = opened_model(model)

@@ -76,6 +76,7 @@ class ChatTemplate:
                       false for templates that write differently about a message once others have followed
     strips_thinking   the template leaves the thinking out of earlier replies
     can_switch_thinking  the template knows enable_thinking
+    takes_system_prompt  the template has a place for one, and does not refuse or drop it
     history_notes     sentences about what the template does to earlier messages, and what that costs; often none
     fingerprint       hex; changes when the same messages would give other ids
 
@@ -106,6 +107,7 @@ class ChatTemplate:
         self.is_prefix_stable: bool = not any(cost.num_reread for cost in costs)
         self.history_notes: tuple[str, ...] = history_notes(self._probe, costs)
         self.can_switch_thinking: bool = self._find_switch()
+        self.takes_system_prompt: bool = self._find_system_prompt()
         marks = self.thinking_marks()
         self.strips_thinking: bool = marks is not None and removes_thinking(self._probe, marks.open, marks.close)
 
@@ -267,8 +269,8 @@ class ChatTemplate:
         """How many ids at the head say nothing about any message but the leading system ones."""
         num_leading = next((i for i, message in enumerate(messages) if message.role != "system"), len(messages))
         leading = messages[:num_leading]
-        if any(message.token_ids is not None for message in leading):
-            return 0  # a system prompt that a model has written is nobody's common property
+        if any(message.is_private or message.token_ids is not None for message in leading):
+            return 0  # nor is a system prompt that a model has written anybody's common property
         role = messages[num_leading].role if num_leading < len(messages) else "user"
         key = (variables._replace(add_generation_prompt=False), role, tuple(message.content for message in leading))
         (head,) = self._heads.get_all([key], lambda keys: [self._public_head(*key) for key in keys])
@@ -305,6 +307,13 @@ class ChatTemplate:
             return False
         conversation = [ChatMessage("user", "1")]
         return self._probe(conversation) != self._probe(conversation, is_thinking_off=True)
+
+    def _find_system_prompt(self) -> bool:
+        """Whether a system prompt is to be found in a prompt."""
+        mark = self._sealer.open_seals((), self.source).mark
+        with suppress(TemplateError):
+            return mark in self._probe([ChatMessage("system", mark), ChatMessage("user", "1")])
+        return False
 
     def _find_stop_token_ids(self) -> tuple[int, ...]:
         conversation = [ChatMessage("user", "1"), ChatMessage("assistant", "", PROBE_IDS)]

@@ -64,6 +64,7 @@ class ByteTemplate:
     """<role> bytes <end>, and the header of the reply."""
 
     stop_token_ids = (END,)
+    takes_system_prompt = True
 
     def __init__(self, fingerprint: str) -> None:
         self.fingerprint = fingerprint

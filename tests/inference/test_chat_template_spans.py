@@ -124,3 +124,25 @@ def test_the_public_head_ends_before_the_role_of_the_first_private_message() -> 
     )
     written = dataclasses.replace(ChatMessage("system", "x"), token_ids=(50,))
     assert chat.build([written, user("hello")]).num_public_tokens == 0
+
+
+def test_a_private_system_prompt_makes_no_public_head() -> None:
+    chat = CHATS["ChatML"]
+    system = ChatMessage("system", "Be brief.")
+    shared = chat.build([system, user("Hi")])
+    private = chat.build([dataclasses.replace(system, is_private=True), user("Hi")])
+    assert shared.num_public_tokens > 0
+    assert private.num_public_tokens == 0
+    assert private.ids.tolist() == shared.ids.tolist()
+
+
+@pytest.mark.parametrize(
+    ("source", "takes"),
+    [
+        (CHATS["ChatML"].source, True),
+        ("{% for m in messages if m.role != 'system' %}<|im_start|>{{ m.content }}{% endfor %}", False),
+        ("{% if messages[0].role == 'system' %}{{ raise_exception('no') }}{% endif %}{{ messages[0].content }}", False),
+    ],
+)
+def test_whether_there_is_a_place_for_a_system_prompt_is_found_out(source: str, takes: bool) -> None:
+    assert ChatTemplate(CHATS["ChatML"]._tokenizer, source).takes_system_prompt is takes
