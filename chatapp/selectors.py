@@ -170,6 +170,11 @@ def conversation_owners(conversation_ids: Collection[UUID]) -> dict[UUID, str]:
     return owners
 
 
+def conversation_find(conversation_id: UUID) -> Conversation | None:
+    """A conversation, whosever it is, if it has not been deleted: for work that nobody asked for."""
+    return Conversation.objects.filter(id=conversation_id).first()
+
+
 @translated()
 def title_is_wanted(conversation_id: UUID, *, max_attempts: int) -> bool:
     """Whether a model may name it: it is called by its first words, its owner has not switched that off, and no more
@@ -328,6 +333,12 @@ def summaries(leaf: Message) -> list[SummaryText]:
         found[summary.until] = summary
     on_path = path_ids(leaf, list(found), below=leaf.position)
     return sorted((each for each in found.values() if each.until in on_path), key=lambda each: each.position)
+
+
+@translated()
+def has_summary_until(message_ids: Collection[UUID]) -> bool:
+    """Whether a summary ends with one of these messages."""
+    return Summary.objects.filter(until_id__in=message_ids).exists()
 
 
 @translated()

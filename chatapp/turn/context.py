@@ -80,7 +80,7 @@ def fit(num_turns: int, build: Callable[[int], tuple[Prompt, Sequence[int]]], ru
     trigger, target = rules.marks(starts[0])
     if rules.is_cut and len(prompt.ids) > trigger:
         while first < num_turns - 1 and len(prompt.ids) > target:
-            first += _num_leaving(starts, len(prompt.ids) - target)
+            first += num_leaving(starts, len(prompt.ids) - target)
             prompt, starts = build(first)
     num_tokens = len(prompt.ids)
     if num_tokens > rules.room:
@@ -88,8 +88,8 @@ def fit(num_turns: int, build: Callable[[int], tuple[Prompt, Sequence[int]]], ru
     return Fit(prompt, min(rules.max_tokens, rules.window - num_tokens), first)
 
 
-def _num_leaving(starts: Sequence[int], num_tokens: int) -> int:
-    """How many turns have so many tokens together; never all of them."""
+def num_leaving(starts: Sequence[int], num_tokens: int) -> int:
+    """How many of the first turns have so many tokens together; never all of them. starts: where each turn begins."""
     gained = (start - starts[0] for start in starts[1:])
     return next((num for num, gain in enumerate(gained, 1) if gain >= num_tokens), len(starts) - 1)
 

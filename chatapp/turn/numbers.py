@@ -115,6 +115,7 @@ def numbers_of(plan: Plan, reply: Reply, finished: llm.FinishedEvent, *, user_id
         window_start=plan.window.start,
         num_outside=plan.window.num_outside,
         window_limit=plan.window.limit,
+        summary_id=plan.window.summary,
         num_known=found.num_known,
         prefix_break=found.cause,
         break_message_id=found.message,

@@ -97,9 +97,16 @@ class Preparation:
             work = partial(self._prepare_answer, turn.user_id, plan, reply)
             self._put("history", conversation_id, turn.user_id, work)
 
+    def summarised(self, conversation_id: UUID, user_id: int) -> None:
+        """A summary waits for the window to move: what prompts begin with then is computed before."""
+        if self._is_free(conversation_id):
+            self._put(
+                "window", conversation_id, user_id, partial(self._prepare_behind_summary, user_id, conversation_id)
+            )
+
     def drop(self, conversation_id: UUID) -> None:
         """It is no longer wanted: the conversation has gone on, or is gone."""
-        for kind in ("look", "history", "draft"):
+        for kind in ("look", "history", "draft", "window"):
             self._spare_time.drop((kind, conversation_id))
 
     def end(self) -> None:
@@ -151,18 +158,26 @@ class Preparation:
 
     async def _prepare_history(self, user: User, conversation: Conversation) -> None:
         if await _is_there(conversation):
-            history = await executors.database(ahead.read, conversation)
-            if history[-1].status in OPEN_STATUSES:  # another process writes there
+            past = await executors.database(ahead.read, conversation)
+            if past.messages[-1].status in OPEN_STATUSES:  # another process writes there
                 self._known.pop(conversation.id, None)
                 return
-            prompt = await executors.render(ahead.history_of, conversation, history)
+            prompt = await executors.render(ahead.history_of, conversation, past)
             await self._compute(user.pk, conversation, prompt, model=model_of(conversation))
+
+    async def _prepare_behind_summary(self, user_id: int, conversation_id: UUID) -> None:
+        conversation = await executors.database(selectors.conversation_find, conversation_id)
+        if conversation is not None and await _is_there(conversation):
+            past = await executors.database(ahead.read, conversation)
+            prompt = await executors.render(ahead.behind_summary_of, conversation, past)
+            if prompt is not None:
+                await self._compute(user_id, conversation, prompt, model=model_of(conversation))
 
     async def _prepare_draft(self, user: User, frame: wire.DraftWarm, tell: Tell) -> None:
         conversation = await executors.database(_conversation_of, user, frame)
         if await _is_there(conversation):
-            history = await executors.database(ahead.read, conversation)
-            prompt = await executors.render(ahead.draft_of, conversation, history, frame.text or "")
+            past = await executors.database(ahead.read, conversation)
+            prompt = await executors.render(ahead.draft_of, conversation, past, frame.text or "")
             if prompt is not None:
                 await self._compute(user.pk, conversation, prompt, model=model_of(conversation), tell=tell)
 

@@ -12,20 +12,24 @@ import secrets
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from datetime import date
+from typing import NamedTuple
 from uuid import UUID
 
 from django.conf import settings
 from django.utils import timezone
 
 from chatapp import llm, selectors
+from chatapp.errors import WindowFull
 from chatapp.models import ContextPolicy, Conversation, Generation, Message, MessageStatus, Role, ThinkingInHistory
 from chatapp.search import Hit
-from chatapp.selectors import HistoryMessage
+from chatapp.selectors import HistoryMessage, SummaryText
+from chatapp.turn import context
 from chatapp.turn.causes import Earlier
-from chatapp.turn.context import Fit, Rules, fit
+from chatapp.turn.context import Fit, Rules
 from chatapp.turn.recall import Recalled, quote
 from chatapp.turn.sent import Outline, Part, outline_of
 from chatapp.turn.stream import Reply
+from chatapp.turn.summary_rules import system_part
 from chatapp.words import telling_words
 
 logger = logging.getLogger(__name__)
@@ -79,14 +83,13 @@ class Plan:
 
 def plan_turn(
     conversation: Conversation,
-    history: Sequence[HistoryMessage],
+    read: Read,
     reply: Message,
     *,
     find: Callable[[int], Sequence[Hit]] | None = None,
 ) -> Plan:
-    """The prompt of `history` (which ends with the question) and, after it, what `reply` holds already.
+    """The prompt of what was read (past_of) of the path to the question, and after it what `reply` holds already.
 
-    Of a history that is longer than the window, what past_of() says is enough.
     find: what among so many first messages of the path the question is about, if that is to be recalled.
     Blocking; touches no database but by `find`. Raises WindowFull, Invalid, EngineUnavailable.
     """
@@ -94,34 +97,35 @@ def plan_turn(
     fingerprint = llm.token_fingerprint(model)
     sampling = llm.sampling_params(conversation.sampling)
     begun = _begun(reply, model, fingerprint) if reply.text else _Begun()
-    past, rules = Past(conversation, history), rules_of(conversation)
-    fitted = past.fit(rules, begun.ids)
-    window = past.window_from(fitted.first, rules)
-    recalled = _recalled(model, history[-1].text, find(window.num_outside), rules, fitted) if find else None
+    rules = rules_of(conversation)
+    past, fit = fitted(Past(conversation, read), rules, begun.ids)
+    window = past.window_from(fit.first, rules)
+    recalled = _recalled(model, read.messages[-1].text, find(window.num_outside), rules, fit) if find else None
     if recalled is not None:
-        past = Past(conversation, [*history[:-1], history[-1]._replace(context=recalled.text)])
-        fitted = past.fit(replace(rules, is_cut=False), begun.ids, first=fitted.first)
-    messages = past.messages_from(fitted.first)
+        past = past.with_context(recalled.text)
+        fit = past.fit(replace(rules, is_cut=False), begun.ids, first=fit.first)
+    messages = past.messages_from(fit.first)
     return Plan(
         conversation=conversation,
         messages=messages,
-        prompt=fitted.prompt,
+        prompt=fit.prompt,
         sampling=replace(
             sampling,
-            max_tokens=fitted.max_reply_tokens,
+            max_tokens=fit.max_reply_tokens,
             seed=secrets.randbits(32) if sampling.seed is None else sampling.seed,
         ),
         is_head_public=has_public_head(conversation),
         token_fingerprint=fingerprint,
         model=model,
         outline=outline_of(
-            fitted.prompt,
+            fit.prompt,
             messages,
-            past.rows_from(fitted.first),
+            past.rows_from(fit.first),
             begun=Part(reply.id, reply.position, is_encoded=not begun.is_replayed) if begun.ids else None,
             num_begun=len(begun.ids),
             dropped=begun.dropped,
             window_start=window.start,
+            summary=window.summary,
         ),
         num_reencoded=past.num_reencoded,
         text=begun.text,
@@ -135,9 +139,9 @@ def plan_turn(
     )
 
 
-def _recalled(model: str, question: str, hits: Sequence[Hit], rules: Rules, fitted: Fit) -> Recalled | None:
+def _recalled(model: str, question: str, hits: Sequence[Hit], rules: Rules, fit: Fit) -> Recalled | None:
     """What is quoted in front of the question: as much as may be, and as there is room for."""
-    max_tokens = min(settings.RECOLLECT_RECALL_TOKENS, rules.room - len(fitted.prompt.ids) - _MAX_SEAM_TOKENS)
+    max_tokens = min(settings.RECOLLECT_RECALL_TOKENS, rules.room - len(fit.prompt.ids) - _MAX_SEAM_TOKENS)
     count: Callable[[str], int] = lambda text: len(llm.encode(text, model=model))
     return quote(question, hits, telling_words(question), count=count, max_tokens=max_tokens)
 
@@ -156,46 +160,68 @@ def rules_of(conversation: Conversation) -> Rules:
     )
 
 
-def past_of(conversation: Conversation, leaf: Message, before: Generation | None) -> list[HistoryMessage]:
+class Read(NamedTuple):
+    """What has been read of a path: its last messages, and the summaries of its stretches, the shortest first."""
+
+    messages: Sequence[HistoryMessage]
+    summaries: Sequence[SummaryText] = ()
+
+
+def past_of(conversation: Conversation, leaf: Message, before: Generation | None) -> Read:
     """As much of the path to `leaf` as its prompt can need: from where the window of the turn before began.
 
     With more room than that turn had, what has left the window may come back; then, and where nothing is known, as many
-    messages are read as could have room. One query. Raises EngineUnavailable, Invalid.
+    messages are read as could have room. One query, for summaries three. Raises EngineUnavailable, Invalid.
     """
     rules = rules_of(conversation)
     if not rules.is_cut:
-        return selectors.history(conversation, leaf)
+        return Read(selectors.history(conversation, leaf))
+    has_summaries = conversation.context_policy == ContextPolicy.SUMMARISE
+    summaries = selectors.summaries(leaf) if has_summaries else []
     if before is not None and before.window_limit >= rules.limit:
-        return selectors.history(conversation, leaf, since=before.window_start)
-    return selectors.history(conversation, leaf, limit=rules.room // _MIN_MESSAGE_TOKENS + 2)
+        return Read(selectors.history(conversation, leaf, since=before.window_start), summaries)
+    limit = rules.room // _MIN_MESSAGE_TOKENS + 2
+    return Read(selectors.history(conversation, leaf, limit=limit), summaries)
 
 
 class Past:
-    """A history as turns, which can be rendered from any of them on. asked: what follows it and is no row.
+    """A path as turns, which can be rendered from any of them on. asked: what follows it and is no row.
 
-    num_reencoded: replies whose ids are missing or another tokenizer's. Blocking. Raises EngineUnavailable.
+    summary: what stands for all that lies before. num_reencoded: replies whose ids are missing or another tokenizer's.
+    Blocking. Raises EngineUnavailable.
     """
 
-    def __init__(
-        self, conversation: Conversation, history: Sequence[HistoryMessage], asked: Sequence[llm.ChatMessage] = ()
-    ) -> None:
-        if history and history[0].role != Role.USER:  # its question has not been read
-            history = history[1:]
+    def __init__(self, conversation: Conversation, read: Read, asked: Sequence[llm.ChatMessage] = ()) -> None:
+        rows = read.messages
+        if rows and rows[0].role != Role.USER:  # its question has not been read
+            rows = rows[1:]
         self._conversation = conversation
-        self._history = history
-        replayed = replay(conversation, history)
+        self._read = Read(rows, read.summaries)
+        self._rows = rows
+        self._asked = asked
+        earlier = [summary for summary in read.summaries if rows and summary.position < rows[0].position]
+        self.summary = earlier[-1] if earlier else None
+        replayed = replay(conversation, rows)
         self.num_reencoded = replayed.num_reencoded
-        self._head = replayed.messages[: len(replayed.messages) - len(history)]
+        self._head = replayed.messages[: len(replayed.messages) - len(rows)]
         self._messages = [*replayed.messages[len(self._head) :], *asked]
         self._questions = [index for index, message in enumerate(self._messages) if message.role == Role.USER]
+        # A template may write a system prompt of its own where there is none: that one stays.
+        self._is_summary_in_head = bool(self._head) and llm.takes_system_prompt(model_of(conversation))
+        if self.summary is not None and self._is_summary_in_head:
+            content = system_part(self._head[0].content, self.summary.text)
+            self._head = [llm.ChatMessage("system", content, is_private=True)]
 
     def messages_from(self, turn: int) -> list[llm.ChatMessage]:
         """What always stays, and everything from this turn on."""
-        return [*self._head, *self._messages[self._questions[turn] :]]
+        question, *others = self._messages[self._questions[turn] :]
+        if self.summary is not None and not self._is_summary_in_head:
+            question = replace(question, content=f"{system_part('', self.summary.text)}\n\n{question.content}")
+        return [*self._head, question, *others]
 
     def rows_from(self, turn: int) -> Sequence[HistoryMessage]:
         """The rows of this turn and all behind it."""
-        return self._history[self._questions[turn] :]
+        return self._rows[self._questions[turn] :]
 
     def fit(self, rules: Rules, begun: Sequence[int] = (), *, first: int = 0) -> Fit:
         """The prompt of as many turns from `first` on as the rules allow, `begun` of the reply behind it.
@@ -209,7 +235,7 @@ class Past:
             starts = [prompt.spans[offset + index][0] for index in self._questions[turn:]]
             return (llm.extended(prompt, begun) if begun else prompt), starts
 
-        return fit(len(self._questions), build, rules, first)
+        return context.fit(len(self._questions), build, rules, first)
 
     def prompt_from(self, turn: int) -> llm.Prompt:
         """The prompt of this turn and all behind it, whether it fits or not. Raises Invalid."""
@@ -220,15 +246,47 @@ class Past:
             is_thinking_off=self._conversation.is_thinking_off,
         )
 
+    def with_context(self, text: str) -> Past:
+        """The same with this in front of the last message."""
+        *rows, last = self._rows
+        read = Read([*rows, last._replace(context=text)], self._read.summaries)
+        return Past(self._conversation, read, self._asked)
+
+    def behind_summary(self) -> Past | None:
+        """What is left when the longest summary takes the place of the turns it stands for; None without one."""
+        inside = [
+            summary for summary in self._read.summaries if self._rows and summary.position >= self._rows[0].position
+        ]
+        num_leaving = inside[-1].position + 1 - self._rows[0].position if inside else 0
+        if not inside or num_leaving > self._questions[-1]:
+            return None
+        return Past(self._conversation, Read(self._rows[num_leaving:], self._read.summaries), self._asked)
+
     def num_outside(self, turn: int) -> int:
         """How many messages of the path are not in a prompt from this turn on."""
         index = self._questions[turn]
-        return self._history[0].position + index
+        return self._rows[0].position + index
 
     def window_from(self, turn: int, rules: Rules) -> Window:
         """What of the path a prompt from this turn on holds."""
-        first = self._history[self._questions[turn]]
-        return Window(first.id if first.position else None, self.num_outside(turn), rules.limit)
+        first = self._rows[self._questions[turn]]
+        start = first.id if first.position else None
+        return Window(start, self.num_outside(turn), rules.limit, self.summary.id if self.summary else None)
+
+
+def fitted(past: Past, rules: Rules, begun: Sequence[int] = ()) -> tuple[Past, Fit]:
+    """The prompt of a path: when turns have to leave and there is a summary of some, it takes their place.
+
+    Raises WindowFull, Invalid.
+    """
+    fit = past.fit(rules, begun)
+    shorter = past.behind_summary() if fit.first else None
+    if shorter is None:
+        return past, fit
+    try:
+        return shorter, shorter.fit(rules, begun)
+    except WindowFull:  # the summary is what is too much
+        return past, fit
 
 
 def next_history(plan: Plan, reply: Reply) -> llm.Prompt | None:

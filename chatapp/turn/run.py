@@ -22,7 +22,7 @@ from chatapp.errors import ChatError, Conflict, StorageUnavailable
 from chatapp.markdown import render_blocks
 from chatapp.models import Message, MessageStatus, PrefixBreak, User
 from chatapp.services import turns
-from chatapp.turn import titles
+from chatapp.turn import summaries, titles
 from chatapp.turn.live import Live, LiveTurn
 from chatapp.turn.numbers import compared, numbers_of, turn_stats
 from chatapp.turn.preparation import preparation
@@ -98,9 +98,9 @@ def _admit(user: User, frame: TurnFrame) -> tuple[turns.TurnRows, Plan | None]:
         nonlocal plan
         before = selectors.generation_before(rows.user_message, rows.assistant_message)
         conversation, question = rows.conversation, rows.user_message
-        history = past_of(conversation, question, before)
+        read = past_of(conversation, question, before)
         find = partial(search.related, conversation, question) if is_asked and conversation.has_recall else None
-        plan = compared(plan_turn(conversation, history, rows.assistant_message, find=find), question)
+        plan = compared(plan_turn(conversation, read, rows.assistant_message, find=find), question)
         if plan.recalled is not None:
             turns.context_add(question, text=plan.recalled.text, sources=plan.recalled.sources)
 
@@ -203,6 +203,7 @@ async def _run_turn(live: Live, turn: LiveTurn, plan: Plan, thinking_s: float, t
     else:
         preparation.turn_ended(turn, plan, reply)
         titles.start(turn.conversation_id, turn.user_id, plan, reply, ending.status)
+        summaries.start(turn.conversation_id, turn.user_id, plan, reply, ending.status)
     await hints.aconversation_changed(turn.user_id, turn.conversation_id)
 
 
@@ -311,6 +312,7 @@ async def drain(live: Live, *, grace_s: float = 8.0) -> None:
     llm.drain()
     preparation.end()
     titles.cancel_all()
+    summaries.cancel_all()
     live.broadcast(wire.ServerDraining())
     await _wait(grace_s)
     for turn in live.turns:

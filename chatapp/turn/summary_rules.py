@@ -12,7 +12,7 @@ _CHINESE = re.compile("[\u4e00-\u9fff]")
 _KANA = re.compile("[\u3040-\u30ff]")
 _SENTENCE_END = re.compile(r"[.!?…](?=\s|$)|[。！？]|\n")
 _MIN_WORDS = 5  # fewer summarise nothing
-_MAX_REPEATS = 3  # of one line or sentence: a small model that goes round in circles
+_MAX_REPEATS = 3  # of one sentence, and of all words on average: a small model that goes round in circles
 
 
 @dataclass(frozen=True, slots=True)
@@ -58,5 +58,8 @@ def accepted_summary(written: str, *, is_cut: bool) -> str:
         text = text[: ends[-1]].strip() if ends else ""
     sentences = [part.strip() for part in _SENTENCE_END.split(text) if part.strip()]
     repeats = max((sentences.count(sentence) for sentence in sentences), default=0)
-    num_words = len(text.split()) + len(_CHINESE.findall(text))
-    return "" if is_blank(text) or num_words < _MIN_WORDS or repeats > _MAX_REPEATS else text
+    words = [*text.casefold().split(), *(text[i : i + 2] for i in range(len(text)) if _CHINESE.match(text, i))]
+    is_circling = repeats > _MAX_REPEATS or (
+        len(words) > _MAX_REPEATS**2 and len(words) > _MAX_REPEATS * len(set(words))
+    )
+    return "" if is_blank(text) or len(words) < _MIN_WORDS or is_circling else text

@@ -11,7 +11,7 @@ from django.utils.translation import ngettext
 from chatapp import llm, selectors
 from chatapp.errors import WindowFull
 from chatapp.models import Conversation, Message, User
-from chatapp.turn.prompt import Past, has_public_head, model_of, past_of, rules_of
+from chatapp.turn.prompt import Past, fitted, has_public_head, model_of, past_of, rules_of
 
 _QUESTION = llm.ChatMessage("user", "?")  # some templates render nothing that does not end with one
 
@@ -35,14 +35,14 @@ def announce(user: User, conversation: Conversation) -> str:
         return ""
     past = Past(conversation, past_of(conversation, leaf, generations[leaf.id]), [_QUESTION])
     try:
-        fitted = past.fit(rules_of(conversation))
+        past, fit = fitted(past, rules_of(conversation))
     except WindowFull as error:
         return _("The history of %(num)s tokens does not fit the window of %(model)s, which holds %(window)s.") % {
             "model": model,
             "num": _number(past.prompt_from(0).spans[-2][1]),
             "window": _number(error.detail["window"]),
         }
-    prompt = fitted.prompt
+    prompt = fit.prompt
     num_tokens = prompt.spans[-2][1] if len(prompt.spans) > 1 else 0  # up to the end of the last reply
     names = {"model": model, "num": _number(num_tokens)}
     cached = llm.count_cached(prompt, model=model, user_id=user.pk, is_head_public=has_public_head(conversation))
@@ -50,7 +50,7 @@ def announce(user: User, conversation: Conversation) -> str:
         [
             _what_is_read(names, min(cached, num_tokens), num_tokens),
             *_what_is_encoded(past.num_reencoded),
-            *_what_is_left_out(past.num_outside(fitted.first)),
+            *_what_is_left_out(past.num_outside(fit.first)),
             *([_("It is loaded first.")] if llm.status(model).state is not llm.EngineState.READY else []),
         ]
     )

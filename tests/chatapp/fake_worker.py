@@ -96,7 +96,7 @@ class ByteTemplate:
             ids.extend(message.content.encode() if message.token_ids is None else message.token_ids)
             spans.append((start, len(ids)))
             ids.append(END)
-            if message.role == "system":
+            if message.role == "system" and not message.is_private:
                 num_public_tokens = len(ids)
         ids.append(HEADERS["assistant"])
         return Prompt(np.array(ids, np.int32), tuple(spans), num_public_tokens)

@@ -164,7 +164,7 @@ def test_planning_reads_what_has_room_however_long_the_conversation(alice: User,
             past = past_of(conversation, question, before)
         assert len(queries) == 1
         rules = rules_of(conversation)
-        assert len(past) <= (rules.limit // 4 if is_known else rules.room // 3 + 2)
+        assert len(past.messages) <= (rules.limit // 4 if is_known else rules.room // 3 + 2)
         plan = plan_turn(conversation, past, reply)
         assert plan.window.num_outside > 1800
         before.window_start, before.window_limit = plan.window.start, plan.window.limit

@@ -1,0 +1,158 @@
+"""A summary of the turns that will leave the window next, written before they do: nobody waits for one.
+
+Once a conversation has come half the way from the target to the trigger, its model is asked for a summary, behind the
+conversation itself: it reads little more than the instruction. When the window then moves, the summary stands right
+after the system prompt; without one (the model has been busy, or wrote nothing of use) the turns leave as they do under
+`truncate`, and the turn says so. What prompts begin with after the move is computed before it.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from dataclasses import dataclass
+from uuid import UUID, uuid4
+
+from django.conf import settings
+
+from chatapp import executors, hints, llm, selectors
+from chatapp.errors import ChatError
+from chatapp.models import ContextPolicy, MessageStatus, Role
+from chatapp.services import summaries
+from chatapp.text import is_blank
+from chatapp.turn.context import num_leaving
+from chatapp.turn.preparation import preparation
+from chatapp.turn.prompt import Plan, first_day, messages_after, rules_of
+from chatapp.turn.stream import Reply
+from chatapp.turn.summary_rules import accepted_summary, wording
+
+logger = logging.getLogger(__name__)
+
+PATIENCE_S = 600.0  # for a server that is never idle: the next reply brings another attempt
+_REPETITION_PENALTY = 1.15  # small models go round in circles
+_MIN_TOKENS = 32  # less room is for no summary
+
+_running: dict[UUID, asyncio.Task[None]] = {}  # by conversation
+
+
+@dataclass(frozen=True, slots=True)
+class Due:
+    """What is to be summarised: everything up to message `until`. inside: the messages of the window.
+
+    num_lasting_tokens of the prompt are the conversation's.
+    """
+
+    until: UUID
+    inside: tuple[UUID, ...]
+    prompt: llm.Prompt
+    num_lasting_tokens: int
+    sampling: llm.SamplingParams
+
+
+def start(conversation_id: UUID, user_id: int, plan: Plan, reply: Reply, status: MessageStatus) -> None:
+    """Have what leaves next summarised after this reply, if it is time; prepare for a summary that is there."""
+    is_answered = status in (MessageStatus.DONE, MessageStatus.STOPPED) and not is_blank(reply.text)
+    if plan.conversation.context_policy != ContextPolicy.SUMMARISE or not is_answered or conversation_id in _running:
+        return
+    task = asyncio.create_task(_follow(conversation_id, user_id, plan, reply))
+    _running[conversation_id] = task
+    task.add_done_callback(lambda done: _running.pop(conversation_id, None))
+
+
+def cancel_all() -> None:
+    """The process is about to end."""
+    for task in list(_running.values()):
+        task.cancel()
+
+
+async def _follow(conversation_id: UUID, user_id: int, plan: Plan, reply: Reply) -> None:
+    try:
+        async with asyncio.timeout(PATIENCE_S):
+            due = await executors.render(summary_due, plan, reply)
+            if due is None:
+                return
+            is_there = await executors.database(selectors.has_summary_until, due.inside)
+            if not is_there and not await _summarise(conversation_id, user_id, plan, due):
+                return
+        preparation.summarised(conversation_id, user_id)
+    except TimeoutError:
+        logger.info("conversation %s: no summary, the engine had no time", conversation_id)
+    except ChatError as error:
+        logger.info("conversation %s: no summary, %s", conversation_id, error.code)
+
+
+async def _summarise(conversation_id: UUID, user_id: int, plan: Plan, due: Due) -> bool:
+    """Whether there is a summary now. Raises ChatError."""
+    written = await llm.aside(
+        user_id=user_id,
+        request_id=f"summary {uuid4()}",
+        prompt=due.prompt,
+        num_lasting_tokens=due.num_lasting_tokens,
+        sampling=due.sampling,
+        is_head_public=plan.is_head_public,
+        model=plan.model,
+        is_continuation=True,
+        tags=(str(conversation_id),),
+    )
+    text = ""
+    if written.finish_reason in (llm.FinishReason.STOP, llm.FinishReason.LENGTH):
+        text = accepted_summary(written.text, is_cut=written.finish_reason == llm.FinishReason.LENGTH)
+    logger.info(
+        "conversation %s: %s, prompt %d = %d ram + %d disk + %d computed, generated %d, %s",
+        conversation_id,
+        "summarised" if text else "no summary",
+        written.stats.num_prompt_tokens,
+        written.stats.num_reused_ram,
+        written.stats.num_reused_disk,
+        written.stats.num_computed,
+        written.stats.num_generated,
+        written.finish_reason.value,
+    )
+    if not text:
+        return False
+    made = await executors.database(
+        summaries.summary_create,
+        until_id=due.until,
+        text=text,
+        model_name=plan.model,
+        earlier_id=plan.window.summary,
+    )
+    if made is None:
+        llm.purge(conversation_id)  # the purge at its deletion came before this KV
+        return False
+    await hints.aconversation_changed(user_id, conversation_id)
+    return True
+
+
+def summary_due(plan: Plan, reply: Reply) -> Due | None:
+    """What is to be summarised after this reply; None before it is time, and where the window has no room to ask.
+
+    So much is summarised that the target is reached when the trigger will be. Blocking. Raises EngineUnavailable,
+    Invalid.
+    """
+    rows, rules = plan.outline.rows, rules_of(plan.conversation)
+    spans = plan.prompt.spans[len(plan.messages) - len(rows) :]
+    turns = [index for index, row in enumerate(rows) if row.role == Role.USER]
+    starts = [spans[index][0] for index in turns]
+    trigger, target = rules.marks(starts[0])
+    if len(turns) < 2 or 2 * (len(plan.prompt.ids) + len(reply.token_ids)) < trigger + target:
+        return None
+    num_summary = min(settings.RECOLLECT_SUMMARY_TOKENS, target // 4)
+    first_kept = turns[num_leaving(starts, trigger - target + num_summary)]
+    said = [row.text for row in rows if row.role == Role.USER]
+    asked, model = wording(said), plan.model
+    is_thinking_off = plan.conversation.is_thinking_off
+    prompt = llm.build_prompt(
+        [*messages_after(plan, reply), llm.ChatMessage(Role.USER.value, asked.instruction)],
+        model=model,
+        today=first_day(plan.conversation),
+        is_thinking_off=is_thinking_off,
+    )
+    num_lasting = prompt.spans[-1][0]
+    prompt = llm.answer_begun(prompt, asked.beginning, model=model, is_thinking_off=is_thinking_off)
+    max_tokens = min(settings.RECOLLECT_SUMMARY_TOKENS, rules.window - len(prompt.ids))
+    if max_tokens < _MIN_TOKENS:
+        logger.info("conversation %s: no summary, its window is full", plan.conversation.id)
+        return None
+    sampling = llm.SamplingParams(temperature=0.0, repetition_penalty=_REPETITION_PENALTY, max_tokens=max_tokens)
+    return Due(rows[first_kept - 1].id, tuple(row.id for row in rows), prompt, num_lasting, sampling)
