@@ -221,7 +221,8 @@ class BlockSaver:
                 job = self._jobs[0]
             is_broken = False
             try:
-                self.disk.write(job)
+                if not self.disk.write(job) and not job.is_void:
+                    self.write_failures["budget"] += 1
             except BadSegment as error:
                 self.write_failures[error.cause] += 1
             except OSError as error:

@@ -14,8 +14,9 @@ import logging
 import os
 import secrets
 import threading
-from collections import Counter
+from collections import Counter, OrderedDict
 from collections.abc import Callable, Collection, Iterable, Sequence
+from collections.abc import Set as AbstractSet
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
@@ -24,13 +25,14 @@ import numpy as np
 from inference.kvcache import kv_folder
 from inference.kvcache.cached_blocks import Place, num_common
 from inference.kvcache.kv_folder import OPEN_FLAGS, SUFFIX, UNFINISHED_SUFFIX
-from inference.kvcache.segment import BadSegment, KVIdentity, SavedBlock, make_segment, read_rows
+from inference.kvcache.segment import BadSegment, KVIdentity, SavedBlock, Segment, make_segment, read_rows
 from inference.kvcache.segment_index import SegmentFile, SegmentIndex, StoredBlock
 from inference.types import I32
 
 logger = logging.getLogger(__name__)
 
 NUM_READERS = min(4, os.cpu_count() or 1)
+MAX_REFUSED = 1 << 14  # keys of blocks that had no place in the budget
 
 
 class DiskTierUnavailable(Exception):
@@ -64,6 +66,7 @@ class DiskTier:
         self._lock = threading.RLock()
         self._index = SegmentIndex()
         self._num_unfinished_bytes = 0
+        self._refused: OrderedDict[bytes, None] = OrderedDict()  # what hangs on these could not be read back
         self._touched: dict[SegmentFile, None] = {}  # their time of use is not yet written down
         self._buffers = threading.local()
         try:
@@ -189,7 +192,8 @@ class DiskTier:
     def write(self, job: WriteJob) -> bool:
         """Write a job into a file. False when it is void or has no place in the budget. Raises OSError, BadSegment.
 
-        On a full disk old files go first; the error comes when that did not help.
+        Room is made by old files, but never by those that it hangs on: without them nobody could read it. So it is on a
+        full disk; the error comes when that did not help.
         """
         segment = make_segment(job.blocks, self._identity)
         parts: list[bytes | memoryview] = [segment.header(), *(block.data for block in job.blocks)]
@@ -199,12 +203,11 @@ class DiskTier:
             num_own = self._index.num_bytes + file.num_bytes
             num_others = kv_folder.make_room_beside(self._root, self.folder.name, num_own, self.max_bytes)
             with self._lock:
-                if job.is_void or num_others + file.num_bytes > self.max_bytes:
+                if job.is_void or not self._make_room(segment, num_others + num_own - self.max_bytes):
                     return False
-                self._evict(num_others + num_own - self.max_bytes)
                 self._num_unfinished_bytes = file.num_bytes
             try:
-                self._write_aside(unfinished, parts)
+                self._write_aside(unfinished, parts, segment)
                 return self._publish(job, unfinished, file)
             finally:
                 with self._lock:
@@ -221,19 +224,34 @@ class DiskTier:
         _sync(self.folder)
         return True
 
-    def _write_aside(self, path: Path, parts: Sequence[bytes | memoryview]) -> None:
+    def _make_room(self, segment: Segment, num_bytes: int) -> bool:
+        """Evict so many bytes for a segment; False, and nothing is evicted, when there is no place for it."""
+        spared = self._index.ancestors(segment)
+        num_spared = sum(file.num_bytes for file in spared)
+        keys = [record.key for record in segment.records if record.key]
+        if segment.records[0].place.parent in self._refused or num_bytes > self._index.num_bytes - num_spared:
+            self._refused.update(dict.fromkeys(keys))
+            while len(self._refused) > MAX_REFUSED:
+                self._refused.popitem(last=False)
+            return False
+        for key in keys:
+            self._refused.pop(key, None)
+        self._evict(num_bytes, spared)
+        return True
+
+    def _write_aside(self, path: Path, parts: Sequence[bytes | memoryview], segment: Segment) -> None:
         try:
             _write_synced(path, parts)
         except OSError as error:
             if error.errno != errno.ENOSPC:
                 raise
             with self._lock:
-                self._evict(sum(map(len, parts)))
+                self._evict(sum(map(len, parts)), self._index.ancestors(segment))
             _write_synced(path, parts)
 
-    def _evict(self, num_bytes: int) -> None:
+    def _evict(self, num_bytes: int, spared: AbstractSet[SegmentFile] = frozenset()) -> None:
         """Remove so many bytes (none if negative), the least recently used files first, children before parents."""
-        while num_bytes > 0 and (leaf := self._index.oldest_leaf()) is not None:
+        while num_bytes > 0 and (leaf := self._index.oldest_leaf(spared)) is not None:
             num_bytes -= leaf.num_bytes
             self.num_evicted_files += 1
             self._remove(leaf)

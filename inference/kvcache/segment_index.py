@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections import OrderedDict
+from collections.abc import Set as AbstractSet
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -95,9 +96,17 @@ class SegmentIndex:
                 files.append(stored.file)
         return files
 
-    def oldest_leaf(self) -> SegmentFile | None:
-        """The least recently used file on which no other one hangs. None without any file."""
-        return next((file for file in self._files.values() if self._is_leaf(file)), None)
+    def ancestors(self, segment: Segment) -> set[SegmentFile]:
+        """The files that a segment hangs on, as far as they are here without a gap."""
+        files: set[SegmentFile] = set()
+        while (stored := self._block_of.get(segment.records[0].place.parent)) is not None:
+            files.add(stored.file)
+            segment = stored.file.segment
+        return files
+
+    def oldest_leaf(self, spared: AbstractSet[SegmentFile] = frozenset()) -> SegmentFile | None:
+        """The least recently used file on which no other one hangs, and that is not spared. None without any."""
+        return next((file for file in self._files.values() if file not in spared and self._is_leaf(file)), None)
 
     def _is_leaf(self, file: SegmentFile) -> bool:
         keys = {record.key for record in file.segment.records if record.key}

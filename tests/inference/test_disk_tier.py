@@ -315,3 +315,15 @@ def test_folder_can_be_surveyed_verified_and_purged_from_outside(tmp_path: Path)
     assert not kv_folder.survey(tmp_path)[0].is_in_use
     assert kv_folder.purge(tmp_path) == 1
     assert not any(remains(tmp_path))
+
+
+def test_what_is_written_takes_nothing_from_what_it_follows(tmp_path: Path) -> None:
+    """A conversation that is larger than the budget keeps its beginning: nothing can be read without that."""
+    blocks = chain(10 * P)
+    size = write_one(tmp_path, blocks[:1]).stat().st_size
+    with open_tier(tmp_path, max_bytes=4 * size + size // 2) as tier:
+        is_written = [tier.write(WriteJob([block])) for block in blocks[1:]]
+        assert read_back(tier, blocks) == wanted(blocks)[:4]
+        assert is_written == [True] * 3 + [False] * 6
+        assert tier.num_files == 4
+        tier.check_integrity()

@@ -239,6 +239,21 @@ def test_budget_holds_and_the_oldest_goes_first(tmp_path):
     assert ask(engine, "A" * 33)[0].num_reused_disk == 0
 
 
+def test_a_conversation_larger_than_the_budget_keeps_its_beginning(tmp_path):
+    budget = 6 * (4096 + 64)
+    engine = engine_on(tmp_path, pool_tokens=256, kv_disk_bytes=budget)
+    rng = random.Random(0)
+    talk = "".join(rng.choice("abcdefgh") for _ in range(200))
+    for length in range(20, 200, 20):  # the next turn of it
+        run(engine, make_request("r", talk[:length], max_tokens=1))
+        engine.cache.flush(PATIENCE_S)
+        assert sum(path.stat().st_size for path in files_of(tmp_path)) <= budget
+    assert engine.stats().cache.disk.failed_writes["budget"] > 0
+    engine.close(PATIENCE_S)
+    engine = engine_on(tmp_path, pool_tokens=256, kv_disk_bytes=budget)
+    assert ask(engine, talk)[0].num_reused_disk >= 60
+
+
 def test_used_in_memory_counts_as_used_on_disk(tmp_path):
     engine = engine_on(tmp_path, kv_disk_bytes=3 * (4096 + 256))
     for name in "ABABACADA":
