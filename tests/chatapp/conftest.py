@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import asyncio
 import json
+import os
 import uuid
 from collections.abc import AsyncIterator, Callable, Iterator
 from contextlib import asynccontextmanager
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -20,10 +22,25 @@ from chatapp import llm, wire
 from chatapp.asgi import application
 from chatapp.models import Message, User
 from chatapp.services.accounts import owner_create
-from chatapp.turn import run
+from chatapp.turn import run, writer
 from chatapp.turn.live import Live, LiveTurn
 from chatapp.turn.preparation import preparation
 from tests.chatapp.fake_worker import FakeWorker
+from tests.patience import PATIENCE_S
+
+
+def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
+    """On PostgreSQL only what touches the database: the others would do the same again."""
+    if not os.environ.get("TEST_DATABASE_URL"):
+        return
+    others = {item for item in items if Path(__file__).parent in item.path.parents and not has_database(item)}
+    config.hook.pytest_deselected(items=list(others))
+    items[:] = [item for item in items if item not in others]
+
+
+def has_database(item: pytest.Item) -> bool:
+    names = getattr(item, "fixturenames", ())
+    return item.get_closest_marker("django_db") is not None or not {"db", "transactional_db"}.isdisjoint(names)
 
 
 @pytest.fixture(autouse=True)
@@ -101,14 +118,14 @@ def is_submitted(turn: LiveTurn) -> bool:
 
 
 async def until(condition: Callable[[], bool]) -> None:
-    async with asyncio.timeout(5):
+    async with asyncio.timeout(PATIENCE_S):
         while not condition():
             await asyncio.sleep(0.002)
 
 
 async def ended(turn: LiveTurn) -> wire.TurnEnd:
     assert turn.task is not None
-    async with asyncio.timeout(10):
+    async with asyncio.timeout(PATIENCE_S):
         await turn.task
     assert turn.end is not None
     return turn.end
@@ -116,6 +133,20 @@ async def ended(turn: LiveTurn) -> wire.TurnEnd:
 
 async def stored(turn: LiveTurn) -> Message:
     return await Message.objects.aget(id=turn.message_id)
+
+
+async def stored_when(turn: LiveTurn, condition: Callable[[Message], bool]) -> Message:
+    """The row as soon as it is like that."""
+    async with asyncio.timeout(PATIENCE_S):
+        while not condition(message := await stored(turn)):
+            await asyncio.sleep(0.002)
+    return message
+
+
+@pytest.fixture
+def quick_saves(monkeypatch: pytest.MonkeyPatch) -> None:
+    """What grows is saved at once, and a row that is gone is noticed at once."""
+    monkeypatch.setattr(writer, "SAVE_INTERVAL_S", 0.005)
 
 
 async def whole(live: Live, worker: FakeWorker, user: User, frame: run.TurnFrame, reply: str) -> LiveTurn:
@@ -155,9 +186,9 @@ class Socket:
 
     async def next(self, *types: str) -> dict[str, Any]:
         """The next frame, or the next one of these types."""
-        async with asyncio.timeout(5):
+        async with asyncio.timeout(PATIENCE_S):
             while True:
-                frame: dict[str, Any] = json.loads(await self._communicator.receive_from(timeout=5))
+                frame: dict[str, Any] = json.loads(await self._communicator.receive_from(timeout=PATIENCE_S))
                 if not types or frame["type"] in types:
                     return frame
 
@@ -168,9 +199,9 @@ class Socket:
 
     async def close_code(self) -> int:
         """Frames are skipped until the socket closes."""
-        async with asyncio.timeout(5):
+        async with asyncio.timeout(PATIENCE_S):
             while True:
-                output = await self._communicator.receive_output(timeout=5)
+                output = await self._communicator.receive_output(timeout=PATIENCE_S)
                 if output["type"] == "websocket.close":
                     return int(output["code"])
 

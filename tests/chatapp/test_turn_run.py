@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 import datetime
 import logging
 import uuid
@@ -13,9 +12,10 @@ from django.utils import timezone
 from chatapp import llm, wire
 from chatapp.markdown import render_blocks
 from chatapp.models import Conversation, Generation, Message, MessageStatus, User
+from chatapp.turn import writer
 from chatapp.turn.live import Live
 from chatapp.turn.numbers import turn_stats
-from tests.chatapp.conftest import after, ended, send, started, stored, until, whole
+from tests.chatapp.conftest import after, ended, send, started, stored, stored_when, until, whole
 from tests.chatapp.fake_worker import END, HEADERS, FakeWorker
 from tests.chatapp.test_turn_live import Tab
 
@@ -79,16 +79,11 @@ async def test_a_tab_sees_stages_text_and_end_as_they_are_stored(alice: User, wo
 
 
 async def test_text_is_saved_while_it_grows(alice: User, worker: FakeWorker) -> None:
+    assert writer.SAVE_INTERVAL_S < 1.0  # what is promised
     turn = await started(Live(), alice, send())
     worker.write("half a rep")
-
-    async def is_saved() -> bool:
-        return (await stored(turn)).text == "half a rep"
-
-    async with asyncio.timeout(1.0):  # what is promised
-        while not await is_saved():
-            await asyncio.sleep(0.01)
-    assert (await stored(turn)).status == MessageStatus.WRITING
+    saved = await stored_when(turn, lambda message: message.text == "half a rep")
+    assert saved.status == MessageStatus.WRITING
     worker.finish()
     await ended(turn)
 

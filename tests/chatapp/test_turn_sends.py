@@ -13,7 +13,7 @@ from chatapp.models import ContextPolicy, Conversation, Message, Preset, User
 from chatapp.turn import run, stream
 from chatapp.turn.live import Live
 from tests.chatapp import rows
-from tests.chatapp.conftest import after, ended, send, started, stored, until, whole
+from tests.chatapp.conftest import after, ended, send, started, stored, stored_when, until, whole
 from tests.chatapp.fake_worker import FakeWorker
 
 pytestmark = pytest.mark.django_db(transaction=True)
@@ -122,13 +122,7 @@ async def test_a_send_that_comes_before_the_last_frame_of_the_turn_before_it(
     live = Live()
     first = await started(live, alice, send())
     worker.finish()
-
-    async def is_closed() -> bool:
-        return (await stored(first)).status == "done"
-
-    async with asyncio.timeout(5):
-        while not await is_closed():
-            await asyncio.sleep(0.002)
+    await stored_when(first, lambda message: message.status == "done")
     second = await started(live, alice, after(first, "already?"))
     worker.finish()
     is_rendered.set()

@@ -12,6 +12,8 @@ import struct
 import uuid
 from typing import Any, Self
 
+from tests.patience import PATIENCE_S
+
 TEXT, CLOSE, PING, PONG = 1, 8, 9, 10
 
 
@@ -52,12 +54,12 @@ class Socket:
         self._write(TEXT, text.encode())
         await self._writer.drain()
 
-    async def next(self, *types: str, timeout_s: float = 10) -> dict[str, Any]:
+    async def next(self, *types: str) -> dict[str, Any]:
         """The next frame, or the next one of these types; what is shown of a turn is acknowledged.
 
         Raises ConnectionResetError("closed with ...") when the socket ends.
         """
-        async with asyncio.timeout(timeout_s):
+        async with asyncio.timeout(PATIENCE_S):
             while True:
                 opcode, payload = await self._read()
                 if opcode == PING:
@@ -76,11 +78,11 @@ class Socket:
         await self.send(frame)
         return await self.next("error", "pong", "turn.accepted")
 
-    async def close_code(self, timeout_s: float = 15) -> int:
+    async def close_code(self) -> int:
         """What the server closes with; frames before that are skipped."""
         try:
             while True:
-                await self.next(timeout_s=timeout_s)
+                await self.next()
         except ConnectionResetError as error:
             return int(str(error).split()[-1])
 

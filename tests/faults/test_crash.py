@@ -11,6 +11,7 @@ import pytest
 from tests.faults.browser import Socket, send_frame
 from tests.faults.conftest import ServerProcess
 from tests.faults.paced_worker import words
+from tests.patience import PATIENCE_S
 
 OPEN = "SELECT count(*) FROM chatapp_message WHERE status IN ('queued', 'reading', 'writing')"
 COPIES = "SELECT count(*) FROM chatapp_message WHERE client_id = ?"
@@ -67,7 +68,9 @@ async def test_a_turn_that_was_cut_off_is_interrupted_and_goes_on(
         while shown < moment:
             blocks = (await socket.next("turn.delta"))["blocks"]
             shown = blocks[-1]["html"].count("w")
-        await asyncio.sleep(1.0)  # what was shown a second ago is stored
+        async with asyncio.timeout(PATIENCE_S):
+            while server.message(message)[1].count(" ") < shown:  # saved while it goes on
+                await asyncio.sleep(0.02)
     server.kill()
     socket.drop()
     assert server.query(OPEN) == [(1,)]

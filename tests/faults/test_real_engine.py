@@ -21,7 +21,7 @@ async def test_killed_in_mid_reply_it_goes_on_where_it_was(stopped_server: Serve
     message = accepted["message"]
     shown = ""
     while len(shown) < 80:
-        frame = await socket.next("turn.delta", "turn.end", timeout_s=60)
+        frame = await socket.next("turn.delta", "turn.end")
         assert frame["type"] == "turn.delta", "the reply was shorter than the test needs"
         shown = frame["blocks"][-1]["html"]
     server.kill()
@@ -31,10 +31,10 @@ async def test_killed_in_mid_reply_it_goes_on_where_it_was(stopped_server: Serve
     assert status == "interrupted"
     socket = await Socket.open(server.port, server.cookies["ada"])
     await socket.send({"type": "turn.continue", "conversation": accepted["conversation"], "message": message})
-    while (await socket.next("turn.stage", timeout_s=60))["stage"] != "writing":
+    while (await socket.next("turn.stage"))["stage"] != "writing":
         pass
     await socket.send({"type": "turn.stop", "conversation": accepted["conversation"], "message": message})
-    end = await socket.next("turn.end", timeout_s=60)
+    end = await socket.next("turn.end")
     status, text = server.message(message)
     assert (end["status"], status) == ("stopped", "stopped")
     assert text.startswith(partial)
@@ -44,9 +44,9 @@ async def test_killed_in_mid_reply_it_goes_on_where_it_was(stopped_server: Serve
     frame = send_frame("Thanks.", conversation=accepted["conversation"], parent=message, is_new=False)
     await socket.send(frame)
     answer = await socket.next("turn.accepted")
-    while (await socket.next("turn.stage", timeout_s=60))["stage"] != "writing":
+    while (await socket.next("turn.stage"))["stage"] != "writing":
         pass
     await socket.send({"type": "turn.stop", **{name: answer[name] for name in ("conversation", "message")}})
-    stats = (await socket.next("turn.end", timeout_s=60))["stats"]
+    stats = (await socket.next("turn.end"))["stats"]
     assert stats["reused_ram"] > 0.5 * stats["prompt_tokens"]
     assert stats["prompt_tokens"] == stats["reused_ram"] + stats["reused_disk"] + stats["computed"]

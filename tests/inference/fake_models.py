@@ -12,8 +12,8 @@ from inference.engine.llm_engine import LLMEngine
 from inference.engine.worker import Worker
 from inference.types import FinishedEvent, ProgressEvent, Stage, TokenEvent
 from tests.inference.fakes import MarkerModel
+from tests.patience import PATIENCE_S
 
-PATIENCE_S = 20
 MODEL_BYTES = 1000  # what a model takes unless a test says otherwise
 
 Loading = Callable[..., LLMEngine]

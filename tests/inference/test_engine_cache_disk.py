@@ -11,10 +11,10 @@ import pytest
 
 from inference.types import FinishReason, MissCause
 from tests.inference.fakes import MarkerModel, expected_ids, finished, ids_of, make_engine, make_request, run
+from tests.patience import PATIENCE_S
 
 HELLO = "hello world, how are you today"  # 30 tokens: seven blocks and two rows
 BUDGET = 1 << 20
-PATIENCE_S = 20.0
 
 
 def engine_on(folder: Path, model: MarkerModel | None = None, **options):

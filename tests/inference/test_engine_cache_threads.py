@@ -12,8 +12,8 @@ from inference.errors import EngineStopped, QueueFull
 from inference.types import FinishedEvent, FinishReason
 from tests.inference.fake_models import load_now, make_worker
 from tests.inference.fakes import expected_ids, make_engine, make_request
+from tests.patience import PATIENCE_S
 
-PATIENCE_S = 30.0
 NUM_THREADS = 4
 NUM_REQUESTS = 40
 

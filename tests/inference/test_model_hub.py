@@ -16,7 +16,6 @@ from inference.errors import InferenceError, ModelBusy, ModelFileError, ModelToo
 from inference.types import FinishReason, ProgressEvent, Stage
 from tests.inference.fake_models import (
     MODEL_BYTES,
-    PATIENCE_S,
     GatedModel,
     Receiver,
     engine_of,
@@ -25,6 +24,7 @@ from tests.inference.fake_models import (
     settle,
 )
 from tests.inference.fakes import MarkerModel, break_books, expected_ids, finished, ids_of, make_engine, make_request
+from tests.patience import PATIENCE_S
 
 R = FinishReason
 

@@ -12,8 +12,9 @@ import pytest
 from inference.engine.worker import Worker
 from inference.kvcache.block_pool import Retention
 from inference.types import FinishReason, TokenEvent
-from tests.inference.fake_models import MODEL_BYTES, PATIENCE_S, GatedModel, Receiver, engine_of, load_now, make_worker
+from tests.inference.fake_models import MODEL_BYTES, GatedModel, Receiver, engine_of, load_now, make_worker
 from tests.inference.fakes import MarkerModel, finished, make_engine, make_request
+from tests.patience import PATIENCE_S
 
 R = FinishReason
 

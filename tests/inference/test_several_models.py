@@ -15,10 +15,11 @@ from inference.engine.opened_model import open_model
 from inference.engine.worker import Worker
 from inference.types import Request, SamplingParams
 from tests.conftest import ROOT
-from tests.inference.fake_models import PATIENCE_S, Receiver
+from tests.inference.fake_models import Receiver
 from tests.inference.fakes import finished
 from tests.inference.row_invariance import FIXTURES
 from tests.inference.test_formats_memory import write
+from tests.patience import PATIENCE_S
 
 CONFIG = EngineConfig(pool_tokens=2048, num_threads=2)
 FAMILIES = {path.name: path for path in FIXTURES if path.name in ("llama", "qwen3", "gemma3_text")}

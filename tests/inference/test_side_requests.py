@@ -8,7 +8,7 @@ from inference.engine.llm_engine import LLMEngine
 from inference.errors import EngineStopped, QueueFull
 from inference.kvcache.block_pool import FRESH_S
 from inference.types import FinishReason, ProgressEvent, Request, Stage, TokenEvent
-from tests.inference.fake_models import MODEL_BYTES, PATIENCE_S, GatedModel, Receiver, load_now, make_worker
+from tests.inference.fake_models import MODEL_BYTES, GatedModel, Receiver, load_now, make_worker
 from tests.inference.fakes import (
     HELLO,
     MarkerModel,
@@ -20,6 +20,7 @@ from tests.inference.fakes import (
     run,
     steps,
 )
+from tests.patience import PATIENCE_S
 
 TURN = HELLO + " tell me a story"  # 46 tokens
 

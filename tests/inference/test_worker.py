@@ -11,7 +11,6 @@ from inference.engine.worker import Worker
 from inference.errors import EngineStopped, ModelFileError, PromptTooLong, QueueFull
 from inference.types import FinishedEvent, FinishReason, ProgressEvent, Stage
 from tests.inference.fake_models import (
-    PATIENCE_S,
     GatedModel,
     Receiver,
     engine_of,
@@ -20,6 +19,7 @@ from tests.inference.fake_models import (
     settle,
 )
 from tests.inference.fakes import MarkerModel, break_books, expected_ids, finished, ids_of, make_engine, make_request
+from tests.patience import PATIENCE_S
 
 R = FinishReason
 
