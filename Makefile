@@ -8,8 +8,13 @@ PYTEST := $(BIN)/python -m pytest
 BENCH := env -u OPENBLAS_CORETYPE -u OPENBLAS_L2_SIZE $(BIN)/python -m inference.bench --kernels $(or $(RECOLLECT_KERNELS),auto)
 # `make check TESTS=slow` runs the slow tests only, for when `make test` has just passed.
 TESTS ?= all
+# Two processes share the quick tests. Many of them wait (for a browser, a server, a child), so two keep two cores busy.
+WORKERS ?= 2
 # Terminal commands speak English only; where a sentence stands in the source would change with every commit.
 MESSAGES := --no-wrap --no-location --no-obsolete $(foreach path,.venv staticfiles var docs tests chatapp/management/*,-i '$(path)')
+
+# Each of the processes that tests and server start would compile the sources anew.
+unexport PYTHONDONTWRITEBYTECODE
 
 .DEFAULT_GOAL := help
 .PHONY: help setup serve test test-slow check lint types floors docs format messages bench bench-peers pictures clean
@@ -41,8 +46,9 @@ serve: setup ## Run Recollect on 127.0.0.1:8000
 	@exec $(MANAGE) serve
 
 test: .venv/dev setup ## All quick tests: SQLite, then the database tests on PostgreSQL
-	$(PYTEST) -m "not slow"
-	$(BIN)/python -m tests.postgres $(PYTEST) tests/chatapp -m "not slow and not model"
+	$(BIN)/python -m tests.compile_kernels
+	$(PYTEST) -n $(WORKERS) -m "not slow"
+	$(BIN)/python -m tests.postgres $(PYTEST) -n $(WORKERS) tests/chatapp -m "not slow and not model"
 
 test-slow: .venv/dev setup ## The tests that take longer
 	$(PYTEST) -m slow

