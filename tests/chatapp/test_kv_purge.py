@@ -12,7 +12,7 @@ import pytest
 from django.test import Client
 from django.urls import reverse
 
-from chatapp import kv_keeper, kv_requests, llm
+from chatapp import executors, kv_keeper, kv_requests, llm
 from chatapp.models import Conversation, Message, MessageStatus, User
 from chatapp.services.accounts import user_delete
 from chatapp.services.conversations import conversation_delete
@@ -128,13 +128,16 @@ def test_text_that_two_conversations_share_stays_with_the_other(alice: User) -> 
 
 
 def test_deleted_while_its_reply_is_written(alice: User) -> None:
+    long = preset(400)
+
     async def begun_and_deleted() -> uuid.UUID:
-        turn = await kv_world.astart(Live(), alice, LONG, preset=(await asyncio.to_thread(preset, 400)).id)
+        turn = await kv_world.astart(Live(), alice, LONG, preset=long.id)
+        is_written = Message.objects.filter(id=turn.message_id, status=MessageStatus.WRITING).exists
         assert turn.task is not None
         async with asyncio.timeout(60):
-            while not await Message.objects.filter(id=turn.message_id, status=MessageStatus.WRITING).aexists():
+            while not await executors.database(is_written):
                 await asyncio.sleep(0.01)
-        await asyncio.to_thread(conversation_delete, user=alice, conversation_id=turn.conversation_id)
+        await executors.database(conversation_delete, user=alice, conversation_id=turn.conversation_id)
         await turn.task
         return turn.conversation_id
 
@@ -166,7 +169,7 @@ def test_deleted_while_it_is_being_restored(alice: User, delay_s: float) -> None
     async def restored_and_deleted() -> None:
         turn = await kv_world.astart(Live(), alice, "Go on.", after=first)
         await asyncio.sleep(delay_s)
-        await asyncio.to_thread(delete, first)
+        await executors.database(delete, first)
         assert turn.task is not None
         await turn.task
 
