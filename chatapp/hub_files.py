@@ -28,6 +28,7 @@ SMALL_FILES = (  # of a directory model, all but the weights; what lies in folde
 MAX_SHOWN = 40
 _PART = re.compile(r"(?P<stem>.+)-[0-9]{5}-of-[0-9]{5}\.gguf", re.IGNORECASE)
 _FILE_NAME = re.compile(r"[A-Za-z0-9_][A-Za-z0-9_.+() -]{0,199}")
+_PICKLES = (".bin", ".pt", ".pth", ".ckpt", ".pkl")  # reading one runs whatever code its author put in
 _NO_MODELS = ("mmproj", "imatrix")  # beginnings of names of GGUF files that hold no language model
 
 
@@ -65,7 +66,7 @@ class Choice:
         return sum(file.num_bytes for file in self.files)
 
 
-def choose_gguf(repository: str, files: Iterable[HubFile], pattern: str) -> Choice:
+def choose_gguf(repository: str, files: Sequence[HubFile], pattern: str) -> Choice:
     """The one GGUF model whose name or path matches; "" matches all. Called by its file, or by the stem of its parts.
 
     Raises FetchError when none matches, or several; then with their list.
@@ -76,7 +77,7 @@ def choose_gguf(repository: str, files: Iterable[HubFile], pattern: str) -> Choi
             named = _PART.fullmatch(file.path)
             models.setdefault(named["stem"] if named else file.path.removesuffix(".gguf"), []).append(file)
     if not models:
-        raise FetchError(f"{repository} holds no GGUF file." + (" Leave --file away." if pattern else ""))
+        raise FetchError(_nothing_to_choose(repository, files))
     chosen = {stem: parts for stem, parts in models.items() if not pattern or _matches(stem, parts, pattern)}
     if len(chosen) != 1:
         what = (
@@ -136,6 +137,18 @@ def _indexed(repository: str, index: str) -> list[str]:
         return sorted({name for name in names if isinstance(name, str)})
     except (ValueError, TypeError, KeyError, AttributeError, RecursionError) as error:
         raise FetchError(f"{repository}: its {INDEX} is not one ({error}).") from error
+
+
+def _nothing_to_choose(repository: str, files: Sequence[HubFile]) -> str:
+    """Why a repository without a GGUF file is refused where one was looked for."""
+    if has_weights(files):
+        return f"{repository} holds no GGUF file. Leave --file away."
+    if pickle := next((file.path for file in files if file.path.lower().endswith(_PICKLES)), ""):
+        return (
+            f"{repository} holds pickled weights only ({escaped(pickle)}). Pickles can run code and are never loaded: "
+            "look for a repository with the same model as safetensors or GGUF."
+        )
+    return f"{repository} holds no weights that can be run here: neither *.safetensors nor GGUF."
 
 
 def _instead(files: Iterable[HubFile]) -> str:

@@ -16,7 +16,7 @@ from pathlib import Path
 from django.conf import settings
 from django.utils.translation import gettext as _
 
-from chatapp import llm
+from chatapp import llm, model_notes
 from chatapp.errors import NotFound
 
 MAX_NAME_CHARS = 96  # fits a column, and what is put before it in a log line
@@ -49,6 +49,11 @@ class InstalledModel:
     def problem(self) -> str:
         """Why it cannot run, for people; "" when it can."""
         return self.facts.problem
+
+    @property
+    def notes(self) -> tuple[str, ...]:
+        """What people should know who choose it, in their language."""
+        return tuple(model_notes.sentence(note) for note in self.facts.notes)
 
 
 def installed() -> tuple[InstalledModel, ...]:

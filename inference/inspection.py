@@ -16,6 +16,7 @@ from inference.formats.base import ModelFile
 from inference.formats.inspect import kind_of, model_files, model_name, stated_architecture
 from inference.formats.model_file import open_model_file
 from inference.model.registry import estimate_kv_bytes, estimate_weight_bytes
+from inference.notes import Note
 from inference.tokenizer.chat_template import ChatTemplate
 from inference.tokenizer.tokenizer import Tokenizer
 
@@ -39,7 +40,7 @@ class ModelFacts:
     weight_bytes: int = 0  # in memory
     kv_bytes_per_token: int = 0
     has_chat_template: bool = False  # without one ChatML is used, where the vocabulary has its tokens
-    notes: tuple[str, ...] = ()  # sentences: parts left out, history rewritten by the template
+    notes: tuple[Note, ...] = ()  # parts left out, history rewritten by the template
 
     @property
     def can_run(self) -> bool:

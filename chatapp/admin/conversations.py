@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any, ClassVar
 from uuid import UUID
 
 from django.contrib import admin
-from django.db.models import F, OuterRef, QuerySet, Subquery
+from django.db.models import F, Field, OuterRef, QuerySet, Subquery
 from django.db.models.functions import Substr
 from django.forms import ModelForm
 from django.http import HttpRequest
@@ -19,7 +19,7 @@ from unfold.admin import TabularInline
 from unfold.decorators import display
 
 from chatapp import llm
-from chatapp.admin.engine_numbers import ratio
+from chatapp.admin.engine_numbers import NOTHING, ratio
 from chatapp.admin.tables import BigTableAdmin, ReadOnly
 from chatapp.models import Conversation, Generation, Message, PrefixBreak, TitleSource
 from chatapp.services.conversations import conversation_archive, conversation_delete
@@ -55,6 +55,26 @@ def with_excerpts(rows: QuerySet[Message]) -> QuerySet[Message]:
     return rows.defer("text", "error", "token_ids").annotate(
         excerpt=Substr("text", F("thinking_chars") + 1, _EXCERPT_CHARS)
     )
+
+
+def _if_it_ran(name: str) -> Callable[[Generation], object]:
+    """A column of numbers: a dash for an attempt that was stopped before the model had a prompt."""
+
+    field = Generation._meta.get_field(name)
+    assert isinstance(field, Field)
+
+    @admin.display(description=field.verbose_name, ordering=name)
+    def shown(generation: Generation) -> object:
+        return getattr(generation, name) if generation.num_prompt_tokens else NOTHING
+
+    shown.__name__ = name  # the page names the column after it
+    return shown
+
+
+_PROMPT_NUMBERS = tuple(
+    _if_it_ran(name) for name in ("num_prompt_tokens", "num_reused_ram", "num_reused_disk", "num_computed")
+)
+_NUM_GENERATED = _if_it_ran("num_generated")
 
 
 def place_of(position: int | None) -> str:
@@ -97,8 +117,8 @@ class GenerationInline(ReadOnly, TabularInline):  # type: ignore[misc]  # unfold
     model = Generation
     fk_name = "message"
     fields = (
-        *("created_at", "num_prompt_tokens", "num_reused_ram", "num_reused_disk", "num_computed", "prefix_break"),
-        *("num_generated", "ttft_s", "finish_reason"),
+        *("created_at", *_PROMPT_NUMBERS, "prefix_break"),
+        *(_NUM_GENERATED, _if_it_ran("ttft_s"), "finish_reason"),
     )
     ordering = ("-created_at",)
     show_change_link = True
@@ -221,8 +241,8 @@ class GenerationAdmin(ReadOnly, BigTableAdmin):
 
     list_fullwidth = True
     list_display = (
-        *("created_at", "conversation", "num_prompt_tokens", "num_reused_ram", "num_reused_disk", "num_computed"),
-        *("reused_share", "prefix_break", "read_again_from", "num_generated", "ttft_ms", "speed", "finish_reason"),
+        *("created_at", "conversation", *_PROMPT_NUMBERS),
+        *("reused_share", "prefix_break", "read_again_from", _NUM_GENERATED, "ttft_ms", "speed", "finish_reason"),
     )
     list_columns = (
         *("created_at", "num_prompt_tokens", "num_reused_ram", "num_reused_disk", "num_computed", "num_generated"),
@@ -235,9 +255,9 @@ class GenerationAdmin(ReadOnly, BigTableAdmin):
     ordering = ("-created_at", "-id")
     fields = (
         *("message", "model_name", "model_fingerprint", "kernel_tier", "sampling", "seed", "finish_reason"),
-        *("num_prompt_tokens", "num_reused_ram", "num_reused_disk", "num_computed", "reused_share"),
+        *(*_PROMPT_NUMBERS, "reused_share"),
         *("num_known", "prefix_break", "read_again_from"),
-        *("num_generated", "queue_s", "ttft_s", "prefill_s", "decode_s", "thinking_s", "speed"),
+        *(_NUM_GENERATED, "queue_s", *map(_if_it_ran, ("ttft_s", "prefill_s", "decode_s", "thinking_s")), "speed"),
         "created_at",
     )
 
@@ -264,8 +284,8 @@ class GenerationAdmin(ReadOnly, BigTableAdmin):
 
     @admin.display(description=_("TTFT, ms"), ordering="ttft_s")
     def ttft_ms(self, generation: Generation) -> str:
-        return f"{1000 * generation.ttft_s:.0f}"
+        return f"{1000 * generation.ttft_s:.0f}" if generation.ttft_s else NOTHING
 
     @admin.display(description=_("tok/s"))
     def speed(self, generation: Generation) -> str:
-        return f"{generation.decode_tok_s:.1f}"
+        return f"{generation.decode_tok_s:.1f}" if generation.decode_tok_s else NOTHING

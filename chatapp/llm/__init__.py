@@ -68,6 +68,7 @@ from inference.engine.stats import NUM_RECENT
 from inference.formats.inspect import model_files, model_name, problem_of_config, problem_of_gguf
 from inference.inspection import ModelFacts, inspect_model
 from inference.kvcache.kv_folder import FileSummary, FolderSummary
+from inference.notes import Note, NoteCode
 from inference.tokenizer.thinking import PAIRS as THINKING_PAIRS
 from inference.tokenizer.thinking import ThinkingReader, ThinkingSplit
 from inference.types import (
@@ -112,6 +113,8 @@ __all__ = [
     "MissCause",
     "ModelFacts",
     "ModelInfo",
+    "Note",
+    "NoteCode",
     "ProgressEvent",
     "Prompt",
     "RequestStats",

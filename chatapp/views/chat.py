@@ -58,11 +58,15 @@ class Window:
 
 @dataclass(frozen=True, slots=True)
 class ModelChoice:
-    """The models that can be chosen, and the one that answers; is_missing: it cannot, or is no longer installed."""
+    """The models that can be chosen, and the one that answers.
+
+    is_missing: its files are gone or cannot be run. is_loaded: it answers nevertheless, until it leaves the memory.
+    """
 
     names: tuple[str, ...]
     current: str
     is_missing: bool
+    is_loaded: bool = False
 
     @property
     def is_offered(self) -> bool:
@@ -70,8 +74,15 @@ class ModelChoice:
 
     @property
     def note(self) -> str:
-        """What is to be said before anything can be sent; "" when it can."""
-        if not self.is_missing or not self.is_offered:
+        """What is to be said before anything is sent; "" when all is well."""
+        if not self.is_missing:
+            return ""
+        if self.is_loaded:
+            return _(
+                "The model %(name)s is not installed any more. It goes on answering while it stays loaded, and cannot "
+                "be loaded again."
+            ) % {"name": self.current}
+        if not self.is_offered:
             return ""
         return _("The model %(name)s is not installed any more. Choose another one to go on.") % {"name": self.current}
 
@@ -232,7 +243,7 @@ def models_for(conversation: Conversation | None) -> ModelChoice:
     names = tuple(model.name for model in model_catalogue.installed() if model.can_run)
     current = conversation.model_name if conversation is not None else ""
     current = current or llm.default_model() or model_catalogue.default().name
-    return ModelChoice(names, current, is_missing=current not in names)
+    return ModelChoice(names, current, is_missing=current not in names, is_loaded=current in llm.loaded_models())
 
 
 def _starters() -> list[tuple[str, str, str]]:

@@ -106,7 +106,7 @@ def model(request: HttpRequest, conversation_id: uuid.UUID) -> HttpResponse:
     sentence = switch.announce(user, conversation)
     conversations.conversation_set_model(user=user, conversation_id=conversation_id, model=chosen.name)
     hints.conversation_changed(user.pk, conversation_id)
-    return JsonResponse({"model": chosen.name, "cold": sentence, "notes": chosen.facts.notes})
+    return JsonResponse({"model": chosen.name, "cold": sentence, "notes": chosen.notes})
 
 
 @require_safe
@@ -115,8 +115,9 @@ def cold(request: HttpRequest, conversation_id: uuid.UUID) -> HttpResponse:
     """Which model answers next, and what it will have to read anew; asked for when that may have changed."""
     conversation = selectors.conversation_get(person(request), conversation_id)
     choice = models_for(conversation)
-    sentence = choice.note if choice.is_missing else switch.announce(person(request), conversation)
-    return JsonResponse({"model": choice.current, "cold": sentence})
+    can_answer = choice.is_loaded or not choice.is_missing
+    sentences = [choice.note, switch.announce(person(request), conversation) if can_answer else ""]
+    return JsonResponse({"model": choice.current, "cold": " ".join(filter(None, sentences))})
 
 
 @require_POST

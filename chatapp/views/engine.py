@@ -28,7 +28,7 @@ def show(request: HttpRequest) -> JsonResponse:
 def notes_of(model: str) -> tuple[str, ...]:
     """What a person should know who chooses this model; nothing about one that is not there."""
     with suppress(NotFound):
-        return (model_catalogue.get(model) if model else model_catalogue.default()).facts.notes
+        return (model_catalogue.get(model) if model else model_catalogue.default()).notes
     return ()
 
 

@@ -16,6 +16,7 @@ from inference.formats.base import ModelFile
 from inference.formats.inspect import model_files
 from inference.formats.model_file import open_model_file
 from inference.model.registry import check_block_size, estimate_kv_bytes, estimate_weight_bytes
+from inference.notes import Note
 from inference.tokenizer.chat_template import ChatTemplate
 from inference.tokenizer.tokenizer import Tokenizer
 
@@ -51,8 +52,8 @@ class OpenedModel:
         return self.weight_bytes + self.pool_bytes
 
     @property
-    def notes(self) -> tuple[str, ...]:
-        """Sentences for whoever runs the model: what is left out of it, what its template does to the history."""
+    def notes(self) -> tuple[Note, ...]:
+        """For whoever runs the model: what is left out of it, what its template does to the history."""
         return (*self.model_file.notes, *self.chat_template.history_notes)
 
     def limited(self, max_model_len: int) -> OpenedModel:

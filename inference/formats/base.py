@@ -12,6 +12,7 @@ from pathlib import Path
 
 from inference.config import ModelConfig
 from inference.kernels.quantized import WeightMatrix
+from inference.notes import Note
 from inference.types import F32
 
 
@@ -57,7 +58,7 @@ class ModelFile(ABC):
     config: ModelConfig
     chat_template: str | None
     tokenizer_spec: TokenizerSpec
-    notes: tuple[str, ...] = ()  # sentences for whoever runs the model: what is left out of it
+    notes: tuple[Note, ...] = ()  # for whoever runs the model: what is left out of it
 
     @property
     @abstractmethod

@@ -21,6 +21,7 @@ from inference.formats.numbers import FLOAT_TYPES, as_f32, scale_blocks
 from inference.formats.safetensors_header import StoredTensor, read_header
 from inference.formats.safetensors_matrix import BlockScales, read_matrix
 from inference.kernels.quantized import WeightMatrix
+from inference.notes import Note, NoteCode
 from inference.types import F32
 
 MAX_TOKENIZER_BYTES = 64 << 20
@@ -67,7 +68,7 @@ class SafetensorsDir(ModelFile):
         skipped = {name for name in self._tensors if name.startswith(prefixes)}
         if skipped:
             names = ", ".join(f"{prefix}*" for prefix in prefixes)
-            self.notes = (f"{len(skipped)} tensors {names} are left out, text only.",)
+            self.notes = (Note(NoteCode.TENSORS_SKIPPED, {"num": len(skipped), "names": names}),)
         expected = {stored_name(self.config, name): shape for name, shape in self._shapes.items()}
         found = {name: at.shape for name, (_, at) in self._tensors.items()}
         check_shapes(self.path, expected, found, ignored | skipped)

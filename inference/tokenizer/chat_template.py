@@ -20,6 +20,7 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from inference.errors import TemplateError
+from inference.notes import Note
 from inference.tokenizer.dates import strftime_of
 from inference.tokenizer.draft import Draft, Place
 from inference.tokenizer.layout import Layout, locate, marks, split_marks
@@ -77,7 +78,7 @@ class ChatTemplate:
     strips_thinking   the template leaves the thinking out of earlier replies
     can_switch_thinking  the template knows enable_thinking
     takes_system_prompt  the template has a place for one, and does not refuse or drop it
-    history_notes     sentences about what the template does to earlier messages, and what that costs; often none
+    history_notes     what the template does to earlier messages, and what that costs; often none
     fingerprint       hex; changes when the same messages would give other ids
 
     Raises TemplateError when the template does not compile or fails on a plain conversation, and when there is none and
@@ -105,7 +106,7 @@ class ChatTemplate:
         self.stop_token_ids: tuple[int, ...] = self._find_stop_token_ids()
         costs = self._turn_costs()
         self.is_prefix_stable: bool = not any(cost.num_reread for cost in costs)
-        self.history_notes: tuple[str, ...] = history_notes(self._probe, costs)
+        self.history_notes: tuple[Note, ...] = history_notes(self._probe, costs)
         self.can_switch_thinking: bool = self._find_switch()
         self.takes_system_prompt: bool = self._find_system_prompt()
         marks = self.thinking_marks()

@@ -1,4 +1,4 @@
-"""What a chat template does to what has been said already, in sentences for whoever runs the model.
+"""What a chat template does to what has been said already, as notes for whoever runs the model.
 
 Found out by rendering probes, not by reading the source: templates reach the same end in many ways. Knows nothing about
 tokens beyond their number.
@@ -9,12 +9,11 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
+from inference.notes import Note, NoteCode
 from inference.tokenizer.thinking import PAIRS
 from inference.types import ChatMessage
 
 THOUGHT, ANSWER = "Sirius", "Procyon"  # words that no template writes by itself
-_REPLAYED = "replies keep them here, because they are replayed as they were generated"
-_THOUGHT = "whether they are replayed nevertheless is for each preset to say"
 
 
 @dataclass(frozen=True, slots=True)
@@ -29,25 +28,22 @@ class TurnCost:
 Render = Callable[[Sequence[ChatMessage]], str]
 
 
-def history_notes(render: Render, costs: Sequence[TurnCost]) -> tuple[str, ...]:
-    """Sentences about what the template rewrites; none for one that leaves the history alone. costs: of the same turn,
-    without a system prompt first."""
+def history_notes(render: Render, costs: Sequence[TurnCost]) -> tuple[Note, ...]:
+    """What the template rewrites; nothing for one that leaves the history alone. costs: of the same turn, without a
+    system prompt first."""
 
     notes = []
     for opening, closing in PAIRS:
         if removes_thinking(render, opening, closing):
-            notes.append(f"The template removes {opening} blocks from earlier replies; {_THOUGHT}.")
+            notes.append(Note(NoteCode.THINKING_REMOVED, {"mark": opening}))
             break
     padded = f"  {ANSWER} \n\n"
     if padded not in _as_earlier_reply(render, padded):
-        notes.append(f"The template trims spaces and line breaks around what was said; {_REPLAYED}.")
+        notes.append(Note(NoteCode.HISTORY_TRIMMED))
     cost = next((cost for cost in costs if cost.num_reread), None)
     if cost is not None:
-        begin = "Where there is a system prompt, the" if cost.has_system_prompt else "The"
-        notes.append(
-            f"{begin} template writes differently about a message once others have followed: "
-            f"of a short turn of {cost.num_tokens} tokens, {cost.num_reread} are read again, and so is all behind them."
-        )
+        code = NoteCode.HISTORY_REWRITTEN_WITH_SYSTEM if cost.has_system_prompt else NoteCode.HISTORY_REWRITTEN
+        notes.append(Note(code, {"total": cost.num_tokens, "reread": cost.num_reread}))
     return tuple(notes)
 
 

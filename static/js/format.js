@@ -21,8 +21,9 @@ export function speed(tokensPerSecond) {
   return fill(gettext("%(n)s tok/s"), { n: tokensPerSecond < 10 ? rough.format(tokensPerSecond) : integers.format(Math.round(tokensPerSecond)) });
 }
 
-/** The parts of the line under a reply: prompt = reused + computed, time to first token, speed. */
+/** The parts of the line under a reply: prompt = reused + computed, time to first token, speed. "" when nothing ran. */
 export function statsLine(stats) {
+  if (stats.prompt_tokens === 0) return "";
   const prompt = fill(gettext("prompt %(total)s = %(reused)s reused + %(computed)s computed"), {
     total: number(stats.prompt_tokens),
     reused: number(stats.reused_ram + stats.reused_disk),

@@ -129,8 +129,8 @@ function showEnd(article) {
   article.removeAttribute("aria-busy");
   const stats = statsOf(article);
   const line = article.querySelector(".message-stats");
-  line.hidden = stats === null;
   line.textContent = stats === null ? "" : statsLine(stats);
+  line.hidden = line.textContent === "";
   const fold = article.querySelector(".thinking");
   if (fold && !hasAnswer(article)) fold.open = true; // it is all there is to see
   const outcome = outcomeOf(article.dataset, stats, fold !== null || hasAnswer(article));

@@ -110,7 +110,7 @@
             shortcut(key({ key: 'Escape' })) === 'escape', shortcut(key({ key: 'Escape', isComposing: true })) === '',
         ].flatMap((isRight, index) => (isRight ? [] : [index]));
     },
-    format: ({ countChars, isBlank, lengthText, seconds, stageText }) => [
+    format: ({ countChars, isBlank, lengthText, seconds, stageText, statsLine }) => [
         countChars('aé二🙂') === 4, countChars('\ud83d') === 1, lengthText('one two  three') === '3 words',
         lengthText('二分查找') === '4 characters', seconds(206) === '0.21 s'.replace(' ', seconds(206)[4]),
         stageText({ stage: 'queued', position: 2 }) === 'Queued, #2',
@@ -119,5 +119,8 @@
         isBlank(' \n\u200b\ufeff\u2060\u3164\u2800\ufe0f\u{e0041}') && isBlank(''),
         !isBlank('\u200b.') && !isBlank('\u{1f469}\u200d\u{1f4bb}'),
         stageText({ stage: 'storing', problem: 'The disk is full.' }) === 'The disk is full.',
+        statsLine({ prompt_tokens: 0, reused_ram: 0, reused_disk: 0, computed: 0, ttft_ms: 0, decode_tok_s: 0 }) === '',
+        statsLine({ prompt_tokens: 30, reused_ram: 20, reused_disk: 5, computed: 5, ttft_ms: 0, decode_tok_s: 0 })
+            === 'prompt 30 = 25 reused + 5 computed',
     ].flatMap((isRight, index) => (isRight ? [] : [index])),
 })

@@ -113,6 +113,7 @@ class FakeWorker:
     def __init__(self, max_model_len: int = 4096, tokenizer_fingerprint: str = "bytes") -> None:
         self.state = "running"
         self.model_state: ModelState = "ready"  # of every model
+        self.loaded_names = ["fake"]
         self.error = ""
         self.model_error = ""
         self.requests: list[Request] = []
@@ -156,7 +157,7 @@ class FakeWorker:
 
     @property
     def loaded(self) -> list[str]:
-        return ["fake"] if self.model_state == "ready" else []
+        return self.loaded_names if self.model_state == "ready" else []
 
     def model(self, name: str) -> ModelStatus:
         is_there = self.model_state == "ready"

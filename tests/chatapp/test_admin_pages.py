@@ -14,6 +14,7 @@ from django.urls import reverse
 from chatapp import llm
 from chatapp.models import Conversation, Generation, Message, PrefixBreak, Preset, User
 from chatapp.services.conversations import conversation_rename
+from chatapp.services.turns import GenerationNumbers
 from tests.chatapp.rows import NUMBERS, long_conversation, many_conversations, turn
 
 pytestmark = pytest.mark.django_db
@@ -128,6 +129,18 @@ def test_generations_are_listed_by_cause_with_a_link_to_the_message(staff: Clien
     assert staff.get(_list(Generation) + "?prefix_break=evicted").content.decode().count("question 3") == 0
     page = staff.get(_change(rows.assistant_message.generations.get())).content.decode()
     assert f'<a href="{link}">question 3</a>' in page
+
+
+def test_an_attempt_that_never_ran_shows_no_numbers(staff: Client, owner: User) -> None:
+    rows = turn(owner)
+    nothing = GenerationNumbers(model_name="tiny", finish_reason="cancelled")
+    rows.assistant_message.generations.update(**asdict(nothing))
+    listed = staff.get(_list(Generation)).content.decode()
+    cells = re.findall(r"field-(num_\w+|ttft\w*|speed)\b.*?>\s*([\d.–]+)\s*<", listed, re.S)
+    assert len(cells) == 7
+    assert {value for _, value in cells} == {"–"}
+    for page in (_change(Generation.objects.get()), _change(rows.assistant_message)):
+        assert staff.get(page).content.decode().count("–") >= 6, page
 
 
 def test_unknown_causes_are_counted(staff: Client, owner: User) -> None:

@@ -104,7 +104,16 @@ def test_of_several_one_is_chosen_by_a_pattern_or_all_are_listed_with_their_size
     assert several.splitlines()[1:] == ["    4.5 kB  Name-Q4_K_M", "      8 kB  Name-Q8_0"]
     assert "--file '*Q8_0*'" in several
     assert "0 of 2 models match '*Q2*'" in gguf_refusal(files, "*Q2*")
-    assert "holds no GGUF file. Leave --file away." in gguf_refusal(listing(*NEEDED), "*Q2*")
+    assert "holds no GGUF file. Leave --file away." in gguf_refusal(listing(*NEEDED, "model.safetensors"), "*Q2*")
+
+
+@pytest.mark.parametrize("pattern", ["", "*Q2*"])
+def test_pickles_are_named_as_what_they_are(pattern: str) -> None:
+    said = gguf_refusal(listing("config.json", "tokenizer.json", "pytorch_model.bin"), pattern)
+    assert "holds pickled weights only (pytorch_model.bin). Pickles can run code and are never loaded" in said
+    assert "safetensors or GGUF" in said
+    assert "GGUF file" not in said
+    assert "holds no weights that can be run here" in gguf_refusal(listing("README.md", "model.onnx"), pattern)
 
 
 def test_the_parts_of_a_split_file_are_one_choice_and_one_folder() -> None:

@@ -179,6 +179,37 @@ def test_a_conversation_whose_model_is_gone_offers_the_others(alice: User, clien
     assert choose(client, turn, "llama").json() == {"model": "llama", "cold": "", "notes": []}
 
 
+def test_a_loaded_model_whose_files_are_gone_goes_on_and_says_so(
+    alice: User, client: Client, worker: FakeWorker, tmp_path: Path
+) -> None:
+    client.force_login(alice)
+    turn = first_turn(alice, worker, model="qwen3")
+    shutil.rmtree(tmp_path / "models" / "qwen3")
+    worker.loaded_names = ["qwen3"]
+    text = client.get(reverse("conversation", args=[turn.conversation_id])).content.decode()
+    said = (
+        "The model qwen3 is not installed any more. It goes on answering while it stays loaded, and cannot be loaded "
+        "again."
+    )
+    assert said in text
+    assert "Not installed: qwen3</option>" in text  # the beginning is what a narrow screen shows
+    assert client.get(reverse("conversation_cold", args=[turn.conversation_id])).json()["cold"] == said
+    asyncio.run(follow(alice, worker, turn.conversation_id, turn.message_id))
+    worker.loaded_names = []
+    text = client.get(reverse("conversation", args=[turn.conversation_id])).content.decode()
+    assert "Choose another one to go on." in text
+
+
+def test_the_only_model_that_is_gone_and_loaded_is_told_as_well(
+    alice: User, client: Client, worker: FakeWorker, tmp_path: Path
+) -> None:
+    client.force_login(alice)
+    shutil.rmtree(tmp_path / "models")
+    worker.loaded_names = ["llama"]
+    text = client.get(reverse("conversation_new")).content.decode()
+    assert "It goes on answering while it stays loaded" in text
+
+
 def test_a_person_chooses_where_there_is_a_choice(
     alice: User, client: Client, worker: FakeWorker, tmp_path: Path
 ) -> None:

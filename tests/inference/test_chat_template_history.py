@@ -54,11 +54,11 @@ def test_what_a_template_does_to_the_history_is_said_in_sentences() -> None:
     tokenizer = Tokenizer(byte_level_spec())
     assert CHATS["ChatML"].history_notes == ()
     (trims,) = CHATS["trimming"].history_notes
-    assert "trims" in trims
+    assert "trims" in str(trims)
     stripping = ChatTemplate(tokenizer, STRIPPING)
     (strips,) = stripping.history_notes
-    assert "<think>" in strips
-    assert "replayed" in strips
+    assert "<think>" in str(strips)
+    assert "replayed" in str(strips)
     ids = tokenizer.encode("<think>\nhm\n</think>\n\nyes")
     assert stripping.is_prefix_stable  # ids are never looked into ...
     prompt = stripping.build([user("q"), reply(ids), user("r")])
@@ -73,4 +73,4 @@ def test_a_template_that_rewrites_says_how_much_is_read_again() -> None:
     (note,) = chat.history_notes
     size = len(chat.build([user("1")]).ids) + 1
     shared = len(chat._tokenizer.encode("user\n1")) + 1  # up to the "!"
-    assert f"of a short turn of {size} tokens, {size - shared} are read again" in note
+    assert f"of a short turn of {size} tokens, {size - shared} are read again" in str(note)

@@ -177,7 +177,7 @@ def test_a_system_prompt_that_moves_along_ends_reuse_and_is_found() -> None:
     """Mistral's first templates wrote it in front of the newest question."""
     chat = ChatTemplate(Tokenizer(spec_of("metaspace")), MISTRAL)
     assert not chat.is_prefix_stable
-    assert any("Where there is a system prompt" in note for note in chat.history_notes)
+    assert any("Where there is a system prompt" in str(note) for note in chat.history_notes)
 
 
 @pytest.mark.parametrize("name", CASES)

@@ -61,4 +61,4 @@ def test_what_stands_before_the_rewritten_place_is_kept(name: str, data: st.Data
 def test_the_reason_is_recorded_with_its_price(name: str) -> None:
     chat = chat_of(name)
     assert not chat.is_prefix_stable
-    assert any("are read again" in note for note in chat.history_notes)
+    assert any("are read again" in str(note) for note in chat.history_notes)

@@ -34,7 +34,7 @@ class Command(BaseCommand):
             self.stdout.write(line)
         for model in models:
             remarks = [f"cannot run: {model.problem}"] if model.problem else []
-            for remark in (*remarks, *model.facts.notes):
+            for remark in (*remarks, *map(str, model.facts.notes)):
                 self.stdout.write(escaped(f"{model.name}: {remark}"))
         folder = escaped(str(model_catalogue.models_folder()))
         for name, num_bytes in hub_download.unfinished(model_catalogue.models_folder()).items():
@@ -62,7 +62,7 @@ def as_json(model: InstalledModel) -> dict[str, Any]:
         "kv_bytes_per_1000_tokens": 1000 * facts.kv_bytes_per_token,
         "quantisations": list(facts.quantisations),
         "has_chat_template": facts.has_chat_template,
-        "notes": list(facts.notes),
+        "notes": [str(note) for note in facts.notes],
     }
 
 
