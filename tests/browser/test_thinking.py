@@ -11,7 +11,7 @@ import pytest
 from playwright.sync_api import Browser, BrowserContext, Locator, Page, expect
 
 from tests.browser.conftest import OWNER, Problems
-from tests.browser.screen import REPLY_WITHIN_MS, ask, composer, replies, rows, send, wait_for_end
+from tests.browser.screen import REPLY_WITHIN_MS, composer, replies, rows, send, wait_for_end
 from tests.browser.server import Server
 from tests.browser.thinking_model import write_thinking_model
 
@@ -178,6 +178,7 @@ def test_a_conversation_that_a_person_has_named_keeps_its_name(page: Page) -> No
     page.get_by_role("textbox", name="Title").press("Enter")
     expect(page.locator("#title span")).to_have_text("Mine")
     wait_for_end(page)
-    ask(page, "And which have none?")  # by now there has been time for a title
+    send(page, "And which have none?")
+    wait_for_end(page)  # by now there has been time for a title
     expect(page.locator("#title span")).to_have_text("Mine")
     expect(rows(page).first.locator(".title")).to_have_text("Mine")

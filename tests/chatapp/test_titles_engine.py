@@ -60,6 +60,7 @@ async def test_a_thinking_model_answers_at_once_and_the_next_turn_finds_its_hist
         sent = await sync_to_async(history_of)(first)
         assert numbers.num_reused_ram >= sent
         assert numbers.prefix_break == ""
+        await quiet()
 
 
 def history_of(turn: LiveTurn) -> int:
@@ -102,6 +103,7 @@ async def test_a_deleted_conversation_leaves_nothing_of_its_title(alice: User) -
         await quiet()
         again = await answered(engine, alice, "When?", REPLY)
         assert (await Generation.objects.aget(message_id=again.message_id)).num_reused_ram == 0
+        await quiet()
 
 
 # --- the default model ------------------------------------------------------------------------------------------------
