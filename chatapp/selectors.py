@@ -42,7 +42,7 @@ _MAX_IDS = 500  # in one query
 _EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
 _WHOLE_PATH = 1 << 31
 _MAX_SENT = 1000  # of 100 bytes each
-_ADMITTED = Generation.objects.filter(num_prompt_tokens__gt=0)  # the engine took the request
+_ADMITTED = Generation.objects.filter(num_prompt_tokens__gt=0).order_by()  # the engine took the request
 _WITH_CONTEXT = f"LEFT JOIN {TurnContext._meta.db_table} c ON c.message_id = m.id"
 # The owner whom a terminal made before the first visit: no password yet, and nobody has ever been logged in.
 UNCLAIMED_OWNER = Q(is_owner=True, password__startswith=UNUSABLE_PASSWORD_PREFIX, last_login__isnull=True)
@@ -257,16 +257,11 @@ def generation_before(question: Message, reply: Message) -> Generation | None:
 @translated()
 def sent_near(question: Message) -> list[SentBefore]:
     """What was sent for the reply before a question, and for all replies to it and to its other versions. One query."""
-    versions = Message.objects.filter(conversation_id=question.conversation_id)
     if question.parent_id is None:
-        versions = versions.filter(position=0)
-    else:
-        versions = versions.filter(parent_id=question.parent_id)
-    replies = Message.objects.filter(parent__in=versions.values("id")).values("id")
-    wanted = Q(message__in=replies)
-    if question.parent_id is not None:
-        wanted |= Q(message_id=question.parent_id)
-    return _sent(_ADMITTED.filter(wanted))
+        return _sent(_ADMITTED.filter(message__conversation_id=question.conversation_id, message__position=1))
+    # Not one filter with OR: PostgreSQL reads the whole table for that.
+    replies, before = _ADMITTED.filter(message__parent__parent_id=question.parent_id), Q(message_id=question.parent_id)
+    return _sent(replies, _ADMITTED.filter(before))
 
 
 @translated()
@@ -278,12 +273,13 @@ def sent_above(question: Message) -> list[SentBefore]:
     return _sent(rows.order_by("-message__position")[:_MAX_SENT])
 
 
-def _sent(rows: QuerySet[Generation]) -> list[SentBefore]:
+def _sent(*parts: QuerySet[Generation]) -> list[SentBefore]:
     columns = (
         *("message_id", "message__parent_id", "message__parent__parent_id", "message__position"),
         *("model_name", "window_start", "summary_id", "sent", "created_at"),
     )
-    found = (SentBefore(*row) for row in rows.values_list(*columns))
+    first, *others = (part.values_list(*columns) for part in parts)
+    found = (SentBefore(*row) for row in (first.union(*others, all=True) if others else first))
     return [row._replace(sent=bytes(row.sent or b"")) for row in found]  # NULL, or a memoryview
 
 

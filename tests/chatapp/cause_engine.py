@@ -85,6 +85,7 @@ class Studio:
             name=name,
             model=model,
             config=self.config,
+            is_current=True,
             memory_bytes=0,
             tokenizer=self.tokenizer,
             chat_template=self.template,

@@ -9,6 +9,8 @@ from typing import Any
 
 import numpy as np
 import pytest
+from django.db import connection
+from django.test.utils import CaptureQueriesContext
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -182,6 +184,25 @@ def test_near_is_one_query_of_a_few_rows(alice: User, num_messages: int, django_
     with django_assert_num_queries(1):
         above = sent_above(question)
     assert [row.position for row in above] == list(range(num_messages - 1, 0, -2))
+
+
+@pytest.mark.django_db
+def test_no_send_reads_a_whole_table(alice: User) -> None:
+    question = turn(alice).user_message
+    later = turn(alice, conversation=question.conversation, parent_id=question.children.get().id).user_message
+    explain = "EXPLAIN QUERY PLAN " if connection.vendor == "sqlite" else "EXPLAIN "
+    for row in (question, later):
+        with CaptureQueriesContext(connection) as queries:
+            sent_near(row)
+            sent_above(row)
+        with connection.cursor() as cursor:
+            if connection.vendor == "postgresql":
+                cursor.execute("SET LOCAL enable_seqscan = off")  # as for a table that is larger than this one
+            for query in queries.captured_queries[:2]:
+                cursor.execute(explain + query["sql"])
+                plan = "\n".join(str(line[-1]) for line in cursor.fetchall())
+                assert "SCAN chatapp_" not in plan, plan
+                assert "Seq Scan" not in plan, plan
 
 
 @pytest.mark.django_db
