@@ -50,8 +50,8 @@ test: .venv/dev setup ## All quick tests: SQLite, then the database tests on Pos
 	$(PYTEST) -n $(WORKERS) -m "not slow"
 	$(BIN)/python -m tests.postgres $(PYTEST) -n $(WORKERS) tests/chatapp -m "not slow and not model"
 
-test-slow: .venv/dev setup ## The tests that take longer
-	$(PYTEST) -m slow
+test-slow: .venv/dev setup ## The tests that take longer, and all properties on more examples
+	$(PYTEST) -m "slow or hypothesis" --hypothesis-profile=thorough
 
 ifeq ($(TESTS),slow)
 check: lint types floors docs test-slow ## Lint, types, floors, docs, tests: what CI runs

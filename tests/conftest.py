@@ -9,12 +9,14 @@ from typing import Any
 import pytest
 from xdist.scheduler import LoadFileScheduling
 
+from tests.examples import register_profiles
 from tests.shared_kernels import share_default_kernels
 
 ROOT = Path(__file__).resolve().parent.parent
 DEFAULT_MODEL = ROOT / "var" / "models" / "SmolLM2-135M-Instruct.Q4_1.gguf"
 
 share_default_kernels()
+register_profiles()
 
 
 @pytest.fixture(scope="session")

@@ -16,6 +16,7 @@ from chatapp import llm
 from chatapp.models import Conversation, Generation, Message, PrefixBreak, Preset, User
 from chatapp.turn.live import LiveTurn
 from tests.chatapp.cause_engine import DEFAULT, OTHER, Studio, numbers_of, studio
+from tests.examples import examples
 
 pytestmark = [pytest.mark.django_db(transaction=True), pytest.mark.slow]
 
@@ -134,7 +135,7 @@ def common(a: tuple[int, ...], b: tuple[int, ...]) -> int:
     return next((i for i, (x, y) in enumerate(zip(a, b, strict=False)) if x != y), min(len(a), len(b)))
 
 
-@settings(max_examples=12, deadline=None, suppress_health_check=list(HealthCheck))
+@settings(max_examples=examples(12), deadline=None, suppress_health_check=list(HealthCheck))
 @given(actions)
 def test_a_cause_is_what_has_happened(alice: User, told: list[tuple[str, int]]) -> None:
     async def play() -> None:

@@ -14,6 +14,7 @@ from chatapp.markup.parser import MAX_HIGHLIGHT_CHARS
 from chatapp.markup.plain import plain_blocks
 from chatapp.markup.render import MAX_BLOCK_CHARS
 from tests.chatapp.inline_jail import InlineJail
+from tests.examples import examples
 
 XSS = [
     '<img src=x onerror=alert("XSS_POC")>',
@@ -91,7 +92,7 @@ def test_nothing_that_runs_or_calls_out_gets_through(text: str) -> None:
     Audit().feed("".join(plain_blocks(text)))
 
 
-@settings(max_examples=200, deadline=None)
+@settings(max_examples=examples(200), deadline=None)
 @given(
     parts=st.lists(
         st.one_of(st.sampled_from(XSS), st.sampled_from(["\n", "\n\n", "$", "`", "|", "> ", "- ", "<", '"']))

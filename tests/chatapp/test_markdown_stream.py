@@ -10,6 +10,7 @@ from hypothesis import strategies as st
 
 from chatapp.markdown import BlockStream, Renderer, StreamUpdate
 from tests.chatapp.inline_jail import InlineJail
+from tests.examples import examples
 
 FRAGMENTS = [
     *["\n", "\n\n", "\n\n", "\r\n", "\r", " ", "  ", "    ", "\t", "\x00", "\ud800", "\u2028"],
@@ -65,14 +66,14 @@ def render_blocks(text: str) -> list[str]:
     return list(Renderer(InlineJail()).render_many([text])[0])
 
 
-@settings(max_examples=400, deadline=None)
+@settings(max_examples=examples(400), deadline=None)
 @given(text=st.one_of(MARKDOWN, RAW), data=st.data())
 def test_stream_ends_as_the_whole_text(text: str, data: st.DataObject) -> None:
     cuts = data.draw(st.lists(st.integers(0, len(text)), max_size=8))
     assert stream(text, cuts)[0] == render_blocks(text)
 
 
-@settings(max_examples=150, deadline=None)
+@settings(max_examples=examples(150), deadline=None)
 @given(text=st.one_of(MARKDOWN, RAW))
 @example("1. a\n\n2. b\n\nend")
 @example("para\n\n---x\n\n#\n#x")

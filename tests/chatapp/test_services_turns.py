@@ -26,6 +26,7 @@ from chatapp.services import turns
 from chatapp.text import is_blank
 from chatapp.wire import MAX_MESSAGE_CHARS
 from tests.chatapp.rows import NUMBERS, close, long_conversation, send, turn
+from tests.examples import examples
 
 pytestmark = pytest.mark.django_db
 
@@ -81,7 +82,7 @@ def test_text_that_no_database_holds_is_refused(alice: User, text: str) -> None:
         send(alice, text)
 
 
-@settings(max_examples=60, suppress_health_check=[HealthCheck.function_scoped_fixture], deadline=None)
+@settings(max_examples=examples(60), suppress_health_check=[HealthCheck.function_scoped_fixture], deadline=None)
 @given(text=st.text(min_size=1, max_size=300))
 def test_any_text_is_refused_or_stored_exactly(alice: User, text: str) -> None:
     try:

@@ -12,6 +12,7 @@ from chatapp.thinking import thought_of
 from chatapp.turn.stream import Reply, Sheet
 from inference.tokenizer.thinking import ThinkingMarks
 from tests.chatapp.fake_worker import THINKS, ByteTokenizer
+from tests.examples import examples
 
 TOKENIZER = ByteTokenizer()
 SPELT = ThinkingMarks("<think>", "</think>")  # in ordinary tokens
@@ -158,7 +159,7 @@ def test_a_terminal_is_told_each_part_once_and_in_order(pieces: list[str], marks
     assert told[1] == reply.text[reply.split.num_chars :]
 
 
-@settings(max_examples=30, deadline=None)
+@settings(max_examples=examples(30), deadline=None)
 @given(pieces=PIECES, marks=st.sampled_from([THINKS, OPENED]))
 def test_the_blocks_of_both_parts_end_as_those_of_a_page(pieces: list[str], marks: ThinkingMarks) -> None:
     reply = Reply(reader=ThinkingReader(marks, TOKENIZER))

@@ -12,6 +12,7 @@ from hypothesis import strategies as st
 
 from chatapp import wire
 from chatapp.turn.live import CLOSE_SLOW, MAX_PENDING_FRAMES, Live, LiveTurn, Watcher
+from tests.examples import examples
 
 CONVERSATION, MESSAGE = uuid.UUID(int=1), uuid.UUID(int=2)
 
@@ -75,7 +76,7 @@ steps = st.lists(
 )
 
 
-@settings(max_examples=300, deadline=None)
+@settings(max_examples=examples(300), deadline=None)
 @given(steps, st.sampled_from([1, 300, 2000, 1 << 20]))
 def test_whatever_happens_on_the_way_all_tabs_end_with_the_text_of_the_turn(steps: list[Any], credit: int) -> None:
     async def play() -> None:

@@ -10,6 +10,7 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
 
 from inference.kvcache.block_pool import FRESH_S, BlockPool, Retention
+from tests.examples import examples
 
 
 def make_pool(num_blocks: int = 4) -> tuple[BlockPool, list[int]]:
@@ -276,5 +277,5 @@ class PoolMachine(RuleBasedStateMachine):
         assert self.pool.num_used + self.pool.num_cached + self.pool.num_empty == self.NUM_BLOCKS
 
 
-PoolMachine.TestCase.settings = settings(max_examples=60, stateful_step_count=40, deadline=None)
+PoolMachine.TestCase.settings = settings(max_examples=examples(60), stateful_step_count=40, deadline=None)
 TestPool = PoolMachine.TestCase

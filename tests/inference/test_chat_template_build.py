@@ -22,6 +22,7 @@ from inference.tokenizer.chat_template import CHATML, ChatTemplate
 from inference.tokenizer.detokenizer import Detokenizer
 from inference.tokenizer.tokenizer import Tokenizer
 from inference.types import ChatMessage
+from tests.examples import examples
 from tests.inference import tiny_models as tiny
 from tests.inference.tiny_tokenizers import byte_level_spec, sentencepiece_spec
 
@@ -78,7 +79,7 @@ def test_prompt_ids_are_those_of_the_reference(default_chat: ChatTemplate, case:
 ordinary = st.text(st.characters(codec="utf-8", exclude_characters="<>|"), max_size=20) | st.text(" \n\tab", max_size=8)
 
 
-@settings(max_examples=200, deadline=None)
+@settings(max_examples=examples(200), deadline=None)
 @given(texts=st.lists(ordinary, min_size=1, max_size=5), system=st.none() | ordinary)
 @pytest.mark.parametrize("name", ["ChatML", "trimming"])
 def test_ordinary_text_gives_the_ids_of_encoding_the_rendered_whole(
@@ -134,7 +135,7 @@ ANSWERS = ["", " ", "ends in a space ", "ends in a line\n", "\n\n", "```python\n
 
 
 @pytest.mark.parametrize("name", CHATS)
-@settings(max_examples=150, deadline=None)
+@settings(max_examples=examples(150), deadline=None)
 @given(
     turns=st.lists(
         st.tuples(st.text(max_size=12), st.sampled_from(ANSWERS) | st.text(max_size=12), st.integers(0, 3)),
@@ -267,7 +268,7 @@ def test_an_injected_turn_stays_text(name: str) -> None:
 
 
 @pytest.mark.parametrize("name", CHATS)
-@settings(max_examples=300, deadline=None)
+@settings(max_examples=examples(300), deadline=None)
 @given(texts=st.lists(hostile, min_size=1, max_size=4), system=st.none() | hostile)
 @example(texts=["▁"], system=None)
 def test_whatever_messages_say_the_control_tokens_are_those_of_the_template(

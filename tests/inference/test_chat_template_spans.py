@@ -11,6 +11,7 @@ from hypothesis import strategies as st
 from inference.tokenizer.chat_template import ChatTemplate
 from inference.tokenizer.sandbox import Sandbox
 from inference.types import ChatMessage
+from tests.examples import examples
 from tests.inference.test_chat_template_build import CHATS, hostile, ordinary, reply, user
 
 # --- where messages lie -----------------------------------------------------------------------------------------------
@@ -39,7 +40,7 @@ def test_what_a_template_trims_or_leaves_out_has_a_shorter_span() -> None:
 
 
 @pytest.mark.parametrize("name", ["ChatML", "Zephyr"])
-@settings(max_examples=200, deadline=None)
+@settings(max_examples=examples(200), deadline=None)
 @given(
     messages=st.lists(
         st.builds(
@@ -99,7 +100,7 @@ def test_a_template_that_looks_at_contents_is_shown_them(source: str) -> None:
 
 
 @pytest.mark.parametrize("name", CHATS)
-@settings(max_examples=100, deadline=None)
+@settings(max_examples=examples(100), deadline=None)
 @given(first=hostile, others=st.lists(hostile, max_size=3), system=st.none() | ordinary)
 def test_the_public_head_is_the_same_for_everybody(
     name: str, first: str, others: list[str], system: str | None

@@ -12,6 +12,7 @@ from hypothesis import strategies as st
 from inference.formats.model_file import open_model_file
 from inference.tokenizer.detokenizer import Detokenizer
 from inference.tokenizer.tokenizer import Tokenizer
+from tests.examples import examples
 from tests.inference.tiny_tokenizers import byte_level_spec, sentencepiece_spec
 
 TOKENIZERS = {"byte-level": Tokenizer(byte_level_spec()), "SentencePiece": Tokenizer(sentencepiece_spec())}
@@ -41,7 +42,7 @@ stops = st.lists(st.text("abé h<|", min_size=1, max_size=4), max_size=3).map(tu
 
 
 @pytest.mark.parametrize("name", TOKENIZERS)
-@settings(max_examples=300, deadline=None)
+@settings(max_examples=examples(300), deadline=None)
 @given(ids=any_ids, stop=stops)
 def test_the_pieces_together_are_what_decode_says(name: str, ids: list[int], stop: tuple[str, ...]) -> None:
     tokenizer = TOKENIZERS[name]
@@ -49,7 +50,7 @@ def test_the_pieces_together_are_what_decode_says(name: str, ids: list[int], sto
 
 
 @pytest.mark.parametrize("name", TOKENIZERS)
-@settings(max_examples=300, deadline=None)
+@settings(max_examples=examples(300), deadline=None)
 @given(text=st.text(max_size=30) | st.text("ab h\n", max_size=30), stop=stops)
 def test_text_comes_back_as_it_was(name: str, text: str, stop: tuple[str, ...]) -> None:
     tokenizer = TOKENIZERS[name]
@@ -59,7 +60,7 @@ def test_text_comes_back_as_it_was(name: str, text: str, stop: tuple[str, ...]) 
 
 
 @pytest.mark.parametrize("name", TOKENIZERS)
-@settings(max_examples=200, deadline=None)
+@settings(max_examples=examples(200), deadline=None)
 @given(text=st.text("ab", max_size=30), stop=st.lists(st.text("ab", min_size=1, max_size=5), max_size=3).map(tuple))
 def test_no_piece_ever_shows_what_a_stop_string_takes_back(name: str, text: str, stop: tuple[str, ...]) -> None:
     tokenizer = TOKENIZERS[name]

@@ -9,6 +9,7 @@ from hypothesis import strategies as st
 from inference.engine.stats import HitRecorder
 from inference.errors import QueueFull
 from inference.types import FinishReason, MissCause, ProgressEvent, RequestStats, Stage, TokenEvent
+from tests.examples import examples
 from tests.inference.fakes import MarkerModel, expected_ids, finished, ids_of, make_engine, make_request, run
 
 HELLO = "hello world, how are you today"  # 30 tokens
@@ -345,7 +346,7 @@ def test_hit_ratio_of_three_turns_is_sixty_percent():
 
 
 @given(st.lists(st.tuples(st.integers(0, 50), st.integers(0, 50)), max_size=20), st.integers(1, 5))
-@settings(max_examples=50)
+@settings(max_examples=examples(50))
 def test_recent_counts_are_those_of_the_last_requests(requests, num_recent):
     hits, last = HitRecorder(4, num_recent), HitRecorder(4)
     stats = [RequestStats(num_prompt_tokens=max(a, b), num_reused_ram=min(a, b)) for a, b in requests]

@@ -15,6 +15,7 @@ from hypothesis import strategies as st
 from hypothesis.stateful import initialize, invariant, precondition, rule
 
 from inference.kvcache import kv_folder
+from tests.examples import examples
 from tests.inference.fakes import MarkerModel, make_engine
 from tests.inference.test_engine_machine import MAX_WAITING, WINDOW, EngineMachine
 
@@ -126,5 +127,5 @@ def segment_of(path: Path):
     return segment
 
 
-DiskMachine.TestCase.settings = settings(max_examples=250, stateful_step_count=30, deadline=None)
+DiskMachine.TestCase.settings = settings(max_examples=examples(250), stateful_step_count=30, deadline=None)
 TestEngineOnDisk = DiskMachine.TestCase

@@ -11,6 +11,7 @@ from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, pr
 
 from inference.errors import QueueFull
 from inference.types import FinishedEvent, FinishReason, Rank, TokenEvent
+from tests.examples import examples
 from tests.inference.fakes import MarkerModel, expected_ids, make_engine, make_request, markers_of
 
 SYSTEM = b"system: be kind. "
@@ -176,5 +177,5 @@ class EngineMachine(RuleBasedStateMachine):
         assert not self.engine.cache._storage.rows.any()
 
 
-EngineMachine.TestCase.settings = settings(max_examples=60, stateful_step_count=30, deadline=None)
+EngineMachine.TestCase.settings = settings(max_examples=examples(60), stateful_step_count=30, deadline=None)
 TestEngine = EngineMachine.TestCase

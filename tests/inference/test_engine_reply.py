@@ -8,6 +8,7 @@ from hypothesis import strategies as st
 
 from inference.engine.reply import Reply
 from inference.tokenizer.detokenizer import Detokenizer
+from tests.examples import examples
 from tests.inference.fakes import ByteTokenizer
 
 TOKENS = st.lists(st.sampled_from([*b"ab\nU: ", 257, 258, 259, 260, 0xE2, 0xFF]), max_size=24)
@@ -23,7 +24,7 @@ class SpaceTokenizer(ByteTokenizer):
         return super().decode(ids).removeprefix(" ")
 
 
-@settings(max_examples=400, deadline=None)
+@settings(max_examples=examples(400), deadline=None)
 @given(
     tokens=TOKENS,
     stop=STOPS,

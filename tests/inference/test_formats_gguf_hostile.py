@@ -15,6 +15,7 @@ from hypothesis import strategies as st
 
 from inference.errors import ModelFileError
 from inference.formats.model_file import open_model_file
+from tests.examples import examples
 from tests.inference import tiny_models as tiny
 from tests.inference.tiny_models import ARRAY, F32, I32, STRING, U32, U64, Gguf, string
 
@@ -177,7 +178,12 @@ HEADER_BITS = 8 * len(tiny.tiny_gguf().header())
 
 
 @seed(20260816)
-@settings(max_examples=100, deadline=None, database=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@settings(
+    max_examples=examples(100),
+    deadline=None,
+    database=None,
+    suppress_health_check=[HealthCheck.function_scoped_fixture],
+)
 @given(bits=st.lists(st.integers(0, HEADER_BITS - 1), min_size=20, max_size=20))
 def test_a_flipped_bit_of_the_header_is_refused_or_harmless(tmp_path: Path, bits: list[int]) -> None:
     path = tmp_path / "m.gguf"

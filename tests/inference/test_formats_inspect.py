@@ -17,6 +17,7 @@ from inference.engine.llm_engine import load_engine
 from inference.formats.architectures import KNOWN_ARCHITECTURES
 from inference.formats.inspect import problem_of_config, problem_of_gguf
 from inference.inspection import inspect_model
+from tests.examples import examples
 from tests.inference import tiny_models as tiny
 from tests.inference.test_formats_gguf_parts import split
 
@@ -138,7 +139,7 @@ def test_a_lone_safetensors_file_is_told_from_its_directory() -> None:
     assert facts.kind == "safetensors"
 
 
-@settings(suppress_health_check=[HealthCheck.function_scoped_fixture], deadline=None, max_examples=60)
+@settings(suppress_health_check=[HealthCheck.function_scoped_fixture], deadline=None, max_examples=examples(60))
 @given(place=st.floats(0, 1), junk=st.binary(min_size=1, max_size=16), is_cut=st.booleans())
 def test_damage_anywhere_gives_a_sentence_and_never_an_exception(
     tmp_path: Path, place: float, junk: bytes, is_cut: bool

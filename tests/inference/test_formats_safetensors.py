@@ -19,6 +19,7 @@ from safetensors.numpy import load_file, save_file
 
 from inference.errors import ModelFileError, UnsupportedModelError
 from inference.formats.model_file import open_model_file
+from tests.examples import examples
 from tests.inference import tiny_models as tiny
 from tests.inference.row_invariance import FIXTURES
 
@@ -340,7 +341,12 @@ def test_a_file_truncated_anywhere_is_refused(tmp_path: Path) -> None:
 
 
 @seed(20260816)
-@settings(max_examples=1000, deadline=None, database=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@settings(
+    max_examples=examples(1000),
+    deadline=None,
+    database=None,
+    suppress_health_check=[HealthCheck.function_scoped_fixture],
+)
 @given(position=st.floats(0, 1, exclude_max=True), bit=st.integers(0, 7))
 def test_a_flipped_bit_of_the_header_is_refused_or_harmless(tmp_path: Path, position: float, bit: int) -> None:
     path = tmp_path / "model.safetensors"

@@ -12,6 +12,7 @@ from inference.kernels.blas import Blas
 from inference.kernels.call_plan import CallPlan, probe_calls
 from inference.kernels.kv_storage import KVStorage
 from inference.kernels.scratch import Scratch
+from tests.examples import examples
 
 K, G, D = 2, 3, 16
 
@@ -27,7 +28,7 @@ def plan() -> CallPlan:
     cuts=st.sets(st.integers(0, 900), max_size=4),
     seed=st.integers(0, 1 << 30),
 )
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=examples(60), deadline=None)
 def test_tiles_hold_the_rows_of_the_context_and_zeros(
     block_size: int, context_len: int, cuts: set[int], seed: int
 ) -> None:
@@ -71,7 +72,7 @@ def test_consecutive_blocks_are_read_in_place() -> None:
     window=st.just(0) | st.integers(1, 700),
     seed=st.integers(0, 1 << 30),
 )
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=examples(60), deadline=None)
 def test_agrees_with_plain_attention(plan: CallPlan, context_len: int, num_tokens: int, window: int, seed: int) -> None:
     rng = np.random.default_rng(seed)
     num_tokens = min(num_tokens, context_len)

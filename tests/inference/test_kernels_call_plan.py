@@ -10,6 +10,7 @@ from hypothesis import strategies as st
 from inference.kernels import call_plan
 from inference.kernels.blas import Blas
 from inference.kernels.call_plan import CallPlan, Lanes, MatmulShape, fit_lanes, probe_calls, split_columns
+from tests.examples import examples
 
 SHAPES = (MatmulShape(960, 576), MatmulShape(576, 1536), MatmulShape(64, 24), MatmulShape(64, 256, is_transposed=True))
 
@@ -27,7 +28,7 @@ def product(w: np.ndarray, x: np.ndarray, lanes: Lanes) -> np.ndarray:
 
 
 @given(shape=st.sampled_from(SHAPES), seed=st.integers(0, 1 << 30), count=st.integers(1, 300))
-@settings(max_examples=40, deadline=None)
+@settings(max_examples=examples(40), deadline=None)
 def test_a_column_has_the_same_bits_alone_and_in_any_company(
     plans: dict[MatmulShape, CallPlan], shape: MatmulShape, seed: int, count: int
 ) -> None:

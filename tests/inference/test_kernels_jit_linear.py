@@ -28,6 +28,7 @@ from inference.kernels.quantized import (
     widened,
 )
 from inference.types import F32
+from tests.examples import examples
 from tests.inference.linear_cases import COMMON, OLDER, Q4_1, TARGETS, cases, kernels, name_of
 
 on_every_target = pytest.mark.parametrize(("tier", "target"), TARGETS[: len(available_tiers())])
@@ -48,7 +49,7 @@ def test_every_form_has_the_oracles_bits(tier: str, target: Target, form: Form) 
         assert_same_bits(found, oracle.linear(matrix, x))
 
 
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=examples(60), deadline=None)
 @given(
     case=st.sampled_from(TARGETS[: len(available_tiers())]),
     form=st.sampled_from(COMMON),

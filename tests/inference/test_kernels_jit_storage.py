@@ -9,6 +9,7 @@ from hypothesis import strategies as st
 
 from inference.errors import PoolTooLarge
 from inference.kernels.jit.storage import HalfStorage, half_bytes_per_token
+from tests.examples import examples
 
 L, K, D = 2, 3, 10
 
@@ -29,7 +30,7 @@ def rows(kv: HalfStorage, block: int) -> tuple[np.ndarray, np.ndarray]:
 
 
 @given(block_size=st.sampled_from([16, 32, 48]), num_rows=st.integers(0, 48), stored=st.integers(0, 48))
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=examples(60), deadline=None)
 def test_rows_are_copied_and_come_back_from_bytes(block_size: int, num_rows: int, stored: int) -> None:
     stored, num_rows = min(stored, block_size), min(num_rows, stored, block_size)
     kv, other = filled(4, block_size), filled(4, block_size, seed=1)

@@ -11,6 +11,7 @@ from inference.kernels.jit.linear_check import random_matrix
 from inference.kernels.oracle.linear import LEAST, MAX_CODE, linear, quantise_rows
 from inference.kernels.quantized import FloatForm, Form, IntegerForm, IntegerRows, WeightMatrix, dequantised, widened
 from inference.types import F32
+from tests.examples import examples
 from tests.inference.linear_cases import FORMS, name_of
 
 
@@ -57,7 +58,7 @@ def test_a_float_product_adds_in_ascending_order() -> None:
     assert linear(matrix, x)[0, 0] == total
 
 
-@settings(max_examples=200, deadline=None)
+@settings(max_examples=examples(200), deadline=None)
 @given(values=st.lists(st.floats(width=32, allow_nan=False, allow_infinity=False), min_size=1, max_size=40))
 def test_codes_stay_in_their_range_and_near_the_number(values: list[float]) -> None:
     x = np.array([values], np.float32)

@@ -8,12 +8,13 @@ from hypothesis import strategies as st
 
 from inference.kernels.reference import RopeTable, gelu_multiply, rms_norm, rotate, silu_multiply, sum_rows
 from inference.kernels.scratch import Scratch
+from tests.examples import examples
 
 COLUMNS = st.tuples(st.integers(4, 300), st.integers(2, 700), st.integers(0, 1 << 30))
 
 
 @given(COLUMNS)
-@settings(max_examples=30, deadline=None)
+@settings(max_examples=examples(30), deadline=None)
 def test_a_column_is_summed_alike_in_any_company(case: tuple[int, int, int]) -> None:
     W, C, seed = case
     x = np.random.default_rng(seed).standard_normal((C, W)).astype(np.float32)
@@ -22,7 +23,7 @@ def test_a_column_is_summed_alike_in_any_company(case: tuple[int, int, int]) -> 
 
 
 @given(COLUMNS)
-@settings(max_examples=30, deadline=None)
+@settings(max_examples=examples(30), deadline=None)
 def test_norm_and_activation_treat_a_column_alike_in_any_company(case: tuple[int, int, int]) -> None:
     W, half, seed = case
     rng = np.random.default_rng(seed)

@@ -23,6 +23,7 @@ from inference.kernels.jit.cpu import available_tiers
 from inference.model.compiled import CompiledDecoder
 from inference.model.registry import choose_kernels, estimate_kv_bytes, estimate_weight_bytes, load_model
 from tests.conftest import ROOT
+from tests.examples import examples
 from tests.inference import tiny_models as tiny
 from tests.inference.q15_model import oracle_logits
 from tests.inference.random_model import RandomModelFile, make_batch, small_config
@@ -84,7 +85,7 @@ def test_the_default_model_gives_the_bits_of_the_oracle(smollm2: CompiledDecoder
     sizes=st.lists(st.integers(1, 300), min_size=1, max_size=4),
     seed=st.integers(0, 1 << 30),
 )
-@settings(max_examples=80, deadline=None)
+@settings(max_examples=examples(80), deadline=None)
 def test_split_company_and_blocks_do_not_change_the_bits(name: str, length: int, sizes: list[int], seed: int) -> None:
     check(load(name), length, [max(size, length // 60) for size in sizes], seed)
 

@@ -14,6 +14,7 @@ from inference.formats.model_file import open_model_file
 from inference.model.decoder import NumpyDecoder
 from inference.model.moe import SparseMlp
 from inference.model.registry import load_model
+from tests.examples import examples
 from tests.inference.row_invariance import FIXTURES, check, whole_logits
 
 BY_NAME = {path.name: path for path in FIXTURES}
@@ -37,7 +38,7 @@ def test_one_by_one_and_all_at_once_give_the_same_bits(name: str) -> None:
     sizes=st.lists(st.integers(1, 300), min_size=1, max_size=4),
     seed=st.integers(0, 1 << 30),
 )
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=examples(60), deadline=None)
 def test_split_company_and_blocks_do_not_change_the_bits(name: str, length: int, sizes: list[int], seed: int) -> None:
     check(load(name), length, [max(size, length // 30) for size in sizes], seed)
 

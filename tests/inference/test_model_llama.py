@@ -18,6 +18,7 @@ from inference.kernels.kv_storage import KVStorage
 from inference.model.base import Model
 from inference.model.decoder import NumpyDecoder
 from inference.model.registry import load_model
+from tests.examples import examples
 from tests.inference.random_model import RandomModelFile, float64_logits, make_batch, small_config
 from tests.inference.row_invariance import BLOCK_SIZE, check, whole_logits
 
@@ -58,7 +59,7 @@ def test_chunks_of_any_size_give_the_same_bits(models: dict[str, Model], size: i
     sizes=st.lists(st.integers(1, 200), min_size=1, max_size=4),
     seed=st.integers(0, 1 << 30),
 )
-@settings(max_examples=40, deadline=None)
+@settings(max_examples=examples(40), deadline=None)
 def test_split_company_and_blocks_do_not_change_the_bits(
     models: dict[str, Model], name: str, length: int, sizes: list[int], seed: int
 ) -> None:

@@ -10,6 +10,7 @@ from tokenizers import Regex, pre_tokenizers
 from inference.errors import UnsupportedModelError
 from inference.tokenizer.pre_tokenizers import PRE_TOKENIZERS
 from inference.tokenizer.tokenizer import Tokenizer
+from tests.examples import examples
 from tests.inference.tiny_tokenizers import byte_level_spec
 
 TEXT = "It's 12345 don'T  x\t\n\n y!= /a//\n naïve 北京 मानक $x²;"
@@ -77,7 +78,7 @@ def test_only_models_that_normalise_have_their_text_normalised() -> None:
 
 
 @pytest.mark.parametrize("name", PRE_TOKENIZERS)
-@settings(max_examples=25, deadline=None)
+@settings(max_examples=examples(25), deadline=None)
 @given(text=st.text(max_size=30) | st.text(" \t\r\n'sS1a中é!/", max_size=30))
 def test_every_pre_tokenizer_loses_nothing(name: str, text: str) -> None:
     assert "".join(words(name, text)) == text

@@ -9,6 +9,7 @@ from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, 
 
 from inference.kvcache.block_pool import Retention
 from inference.kvcache.block_table import BlockTable
+from tests.examples import examples
 from tests.inference.cache_world import ROOT, CacheWorld, P
 from tests.inference.fakes import markers_of
 
@@ -189,5 +190,5 @@ class CacheMachine(RuleBasedStateMachine):
         return hits, num_reused
 
 
-CacheMachine.TestCase.settings = settings(max_examples=150, stateful_step_count=40, deadline=None)
+CacheMachine.TestCase.settings = settings(max_examples=examples(150), stateful_step_count=40, deadline=None)
 TestCache = CacheMachine.TestCase

@@ -13,6 +13,7 @@ from inference.config import EngineConfig
 from inference.engine.llm_engine import LLMEngine, load_engine
 from inference.engine.prompt_lookup import FIRST_DRAFT, FIRST_PAUSE, MAX_PAUSE, PromptLookup
 from inference.types import FinishedEvent, Request, SamplingParams
+from tests.examples import examples
 from tests.inference.fakes import MarkerModel, expected_ids, finished, ids_of, make_engine, make_request, run, text_of
 
 CYCLE = {ord(a): ord(b) for a, b in ("ab", "bc", "cd", "de", "ea")}  # a model that goes round for ever
@@ -125,7 +126,7 @@ sampling = st.fixed_dictionaries(
 )
 
 
-@settings(max_examples=80, deadline=None)
+@settings(max_examples=examples(80), deadline=None)
 @given(
     prompts=st.lists(st.tuples(words, sampling), min_size=1, max_size=4),
     repeats=st.integers(1, 4),

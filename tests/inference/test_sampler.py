@@ -12,6 +12,7 @@ from inference.errors import SamplingError
 from inference.sampler.filters import FIRST_HEAD, GROUP_SIZE, kept_candidates, top_candidates
 from inference.sampler.sampler import Sampler
 from inference.types import SamplingParams
+from tests.examples import examples
 
 V = 50
 PROMPT = np.array([3, 4, 4], np.int32)
@@ -84,7 +85,7 @@ def kept_by_definition(logits: np.ndarray, top_k: int, top_p: float, min_p: floa
     return {i for i, p in kept if p >= min_p * probabilities[0] or i == order[0]}
 
 
-@settings(max_examples=80, deadline=None)
+@settings(max_examples=examples(80), deadline=None)
 @given(
     logits=arrays(np.float32, V, elements=st.sampled_from([0.0, 0.5, 1.0, 2.0, 3.0, -1.0, -4.0])),
     top_k=st.sampled_from([0, 1, 3, 10, V, V + 5]),
@@ -103,7 +104,7 @@ def test_filters_keep_what_their_definition_keeps(logits, top_k, top_p, min_p):
 
 
 @pytest.mark.parametrize("temperature", [0.3, 1.0, 5.0])
-@settings(max_examples=30, deadline=None)
+@settings(max_examples=examples(30), deadline=None)
 @given(
     seed=st.integers(0, 1 << 32),
     num_values=st.sampled_from([2, 40, 1 << 20]),

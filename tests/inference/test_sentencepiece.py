@@ -19,6 +19,7 @@ from inference.formats.mapping import map_file
 from inference.tokenizer.chat_template import ChatTemplate
 from inference.tokenizer.tokenizer import Tokenizer
 from inference.types import ChatMessage
+from tests.examples import examples
 from tests.inference import tiny_models as tiny
 
 DATA = Path(__file__).parent.parent / "data" / "sentencepiece"
@@ -64,7 +65,7 @@ def test_the_end_of_every_token_is_counted_in_the_text_itself(name: str) -> None
 
 
 @pytest.mark.parametrize("name", FIXTURES)
-@settings(max_examples=200, deadline=None)
+@settings(max_examples=examples(200), deadline=None)
 @given(text=st.text(max_size=20) | st.text(" \n\t\u2581ab<table>", max_size=20))
 def test_all_text_comes_back(name: str, text: str) -> None:
     tokenizer = TOKENIZERS[name]
@@ -86,7 +87,7 @@ def by_score(text: str, scores: dict[str, float]) -> list[str]:
 words = st.lists(st.text("ab", min_size=2, max_size=5), min_size=1, max_size=12, unique=True)
 
 
-@settings(max_examples=200, deadline=None)
+@settings(max_examples=examples(200), deadline=None)
 @given(words=words, texts=st.lists(st.text("ab", min_size=1, max_size=20), min_size=1, max_size=20))
 def test_whatever_the_vocabulary_the_best_score_is_joined_first(words: list[str], texts: list[str]) -> None:
     """Also with words that no training would have found, as long as no two scores are equal."""

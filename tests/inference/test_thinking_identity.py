@@ -13,6 +13,7 @@ from hypothesis import strategies as st
 from inference.tokenizer.chat_template import ChatTemplate
 from inference.tokenizer.thinking import split_ids
 from inference.types import ChatMessage
+from tests.examples import examples
 from tests.inference.test_thinking import chat_of
 from tests.inference.test_token_identity import ANSWERS, QUESTIONS
 from tests.inference.thinking_templates import THINKING
@@ -48,7 +49,7 @@ def shared(left: list[int], right: list[int]) -> int:
 
 @pytest.mark.parametrize("family", FAMILIES)
 @pytest.mark.parametrize("name", THINKING)
-@settings(max_examples=40, deadline=None, suppress_health_check=[HealthCheck.too_slow])
+@settings(max_examples=examples(40), deadline=None, suppress_health_check=[HealthCheck.too_slow])
 @given(data=st.data())
 def test_kept_thinking_makes_each_prompt_and_its_reply_begin_the_next(
     name: str, family: str, data: st.DataObject
@@ -70,7 +71,7 @@ def test_kept_thinking_makes_each_prompt_and_its_reply_begin_the_next(
 
 @pytest.mark.parametrize("family", FAMILIES)
 @pytest.mark.parametrize("name", THINKING)
-@settings(max_examples=40, deadline=None, suppress_health_check=[HealthCheck.too_slow])
+@settings(max_examples=examples(40), deadline=None, suppress_health_check=[HealthCheck.too_slow])
 @given(data=st.data())
 def test_stripped_thinking_ends_reuse_exactly_where_it_stood(name: str, family: str, data: st.DataObject) -> None:
     chat = chat_of(name, family)

@@ -19,6 +19,7 @@ from inference.tokenizer.chat_template import ChatTemplate
 from inference.tokenizer.detokenizer import Detokenizer
 from inference.tokenizer.tokenizer import Tokenizer
 from inference.types import ChatMessage
+from tests.examples import examples
 from tests.inference.trained_tokenizers import spec_of, text_of
 
 DAY = datetime.date(2025, 3, 7)
@@ -136,7 +137,7 @@ def replies(draw: st.DrawFn, tokenizer: Tokenizer, stops: tuple[int, ...]) -> li
 
 
 @pytest.mark.parametrize("name", CASES)
-@settings(max_examples=60, deadline=None, suppress_health_check=[HealthCheck.too_slow])
+@settings(max_examples=examples(60), deadline=None, suppress_health_check=[HealthCheck.too_slow])
 @given(data=st.data())
 def test_each_prompt_with_its_reply_begins_the_next_prompt(name: str, data: st.DataObject) -> None:
     chat = chat_of(name)
@@ -181,7 +182,7 @@ def test_a_system_prompt_that_moves_along_ends_reuse_and_is_found() -> None:
 
 
 @pytest.mark.parametrize("name", CASES)
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=examples(60), deadline=None)
 @given(data=st.data())
 def test_what_is_stored_of_a_stopped_reply_is_what_was_shown(name: str, data: st.DataObject) -> None:
     """Stop, a stop string or the length may end a reply anywhere: its text is what its ids decode to."""
@@ -198,7 +199,7 @@ plain_texts = st.text(st.characters(codec="utf-8", exclude_characters="<>|[]"), 
 
 
 @pytest.mark.parametrize("name", CASES)
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=examples(60), deadline=None)
 @given(texts=st.lists(plain_texts, min_size=1, max_size=5), system=st.none() | plain_texts)
 def test_text_gives_the_ids_of_encoding_the_rendered_whole(name: str, texts: list[str], system: str | None) -> None:
     """As the reference implementation does it; also where nothing, or nothing but white space, is said."""

@@ -12,6 +12,7 @@ from hypothesis import strategies as st
 
 from inference.tokenizer.chat_template import ChatTemplate
 from inference.types import ChatMessage
+from tests.examples import examples
 from tests.inference.test_token_identity import CASES, DAY, chat_of
 
 MARKERS = ["<|begin|>", "<|end|>", "<|turn|>", "<s>", "</s>", "<unk>", "<think>", "</think>", "<tool_call>", "[INST]"]
@@ -33,7 +34,7 @@ def controls_of(chat: ChatTemplate, messages: list[ChatMessage]) -> list[int]:
 
 
 @pytest.mark.parametrize("name", CASES)
-@settings(max_examples=80, deadline=None, suppress_health_check=[HealthCheck.too_slow])
+@settings(max_examples=examples(80), deadline=None, suppress_health_check=[HealthCheck.too_slow])
 @given(said=st.lists(texts, min_size=1, max_size=5), system=st.none() | texts)
 def test_text_of_a_person_yields_no_control_token_in_any_role(name: str, said: list[str], system: str | None) -> None:
     chat = chat_of(name)

@@ -12,6 +12,7 @@ from hypothesis import strategies as st
 from inference.tokenizer.chat_template import ChatTemplate
 from inference.tokenizer.tokenizer import Tokenizer
 from inference.types import ChatMessage
+from tests.examples import examples
 from tests.inference.test_token_identity import DAY, MISTRAL, PHI3, replies
 from tests.inference.trained_tokenizers import spec_of
 
@@ -35,7 +36,7 @@ def num_shared(one: list[int], other: list[int]) -> int:
 
 
 @pytest.mark.parametrize("name", REWRITING)
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=examples(60), deadline=None)
 @given(data=st.data())
 def test_what_stands_before_the_rewritten_place_is_kept(name: str, data: st.DataObject) -> None:
     chat = chat_of(name)

@@ -18,6 +18,7 @@ from inference.errors import ModelFileError, UnsupportedModelError
 from inference.formats.base import TokenizerSpec
 from inference.formats.model_file import open_model_file
 from inference.tokenizer.tokenizer import Tokenizer
+from tests.examples import examples
 from tests.inference import tiny_models as tiny
 from tests.inference.tiny_tokenizers import byte_level_spec, sentencepiece_spec
 
@@ -38,7 +39,7 @@ def json_spec(description: dict[str, Any] | None = None, **changes: Any) -> Toke
 
 
 @pytest.mark.parametrize("name", TOKENIZERS)
-@settings(max_examples=300, deadline=None)
+@settings(max_examples=examples(300), deadline=None)
 @given(parts=st.lists(st.text(max_size=8) | st.sampled_from(CONTROL_TEXTS), max_size=6))
 def test_no_text_becomes_a_control_token_and_all_text_comes_back(name: str, parts: list[str]) -> None:
     tokenizer = TOKENIZERS[name]

@@ -13,6 +13,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from inference.tokenizer.tokenizer import Tokenizer
+from tests.examples import examples
 from tests.inference.trained_tokenizers import CORPUS, FAMILIES, SPECIAL, spec_of, text_of
 
 TEXTS = [
@@ -72,7 +73,7 @@ def test_text_comes_back_as_the_library_brings_it_back(family: str) -> None:
 
 
 @pytest.mark.parametrize("family", FAMILIES)
-@settings(max_examples=100, deadline=None)
+@settings(max_examples=examples(100), deadline=None)
 @given(data=st.data())
 def test_no_text_becomes_a_control_token(family: str, data: st.DataObject) -> None:
     tokenizer = ours(family)
