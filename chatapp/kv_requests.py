@@ -64,7 +64,7 @@ def answer(folder: Path, do: Callable[[set[str]], object]) -> None:
 def _is_heard(folder: Path) -> bool:
     try:
         with _open(folder / _LISTENER, os.O_RDWR) as descriptor:
-            fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            fcntl.flock(descriptor, fcntl.LOCK_SH | fcntl.LOCK_NB)  # shared: others who ask are no listener
     except BlockingIOError:
         return True
     except FileNotFoundError:

@@ -23,6 +23,7 @@ from chatapp.turn import ahead
 from chatapp.turn.attention import Attention
 from chatapp.turn.live import Live, LiveTurn, live
 from chatapp.turn.prompt import Plan, has_public_head, model_of, next_history
+from chatapp.turn.remains import purge_if_gone
 from chatapp.turn.spare_time import SpareTime
 from chatapp.turn.stream import Reply
 
@@ -209,7 +210,7 @@ class Preparation:
             )
         finally:  # however it ends, cancelled above all: the purge at a deletion may have come before this KV
             if not conversation._state.adding and llm.prepares():
-                task = asyncio.create_task(_quietly(conversation.id, partial(_purge_if_gone, conversation.id)))
+                task = asyncio.create_task(_quietly(conversation.id, partial(purge_if_gone, conversation.id)))
                 self._tasks.add(task)
                 task.add_done_callback(self._tasks.discard)
 
@@ -233,11 +234,6 @@ def _conversation_of(user: User, frame: wire.DraftWarm) -> Conversation:
     return turns.conversation_new(
         user=user, conversation_id=frame.conversation, preset_id=frame.preset, model=frame.model or ""
     )
-
-
-async def _purge_if_gone(conversation_id: UUID) -> None:
-    if not await executors.database(selectors.conversation_exists, conversation_id):
-        llm.purge(conversation_id)
 
 
 preparation = Preparation(live)  # of this process

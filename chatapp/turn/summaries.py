@@ -10,19 +10,21 @@ from __future__ import annotations
 
 import asyncio
 import logging
+from contextlib import suppress
 from dataclasses import dataclass
 from uuid import UUID, uuid4
 
 from django.conf import settings
 
 from chatapp import executors, hints, llm, selectors
-from chatapp.errors import ChatError
+from chatapp.errors import ChatError, StorageUnavailable
 from chatapp.models import ContextPolicy, MessageStatus, Role
 from chatapp.services import summaries
 from chatapp.text import is_blank
 from chatapp.turn.context import num_leaving
 from chatapp.turn.preparation import preparation
 from chatapp.turn.prompt import Plan, first_day, messages_after, rules_of
+from chatapp.turn.remains import purge_if_gone
 from chatapp.turn.stream import Reply
 from chatapp.turn.summary_rules import accepted_summary, wording
 
@@ -79,6 +81,9 @@ async def _follow(conversation_id: UUID, user_id: int, plan: Plan, reply: Reply)
         logger.info("conversation %s: no summary, the engine had no time", conversation_id)
     except ChatError as error:
         logger.info("conversation %s: no summary, %s", conversation_id, error.code)
+    finally:
+        with suppress(StorageUnavailable):  # then the server finds it on disk (see kv_keeper)
+            await purge_if_gone(conversation_id)
 
 
 async def _summarise(conversation_id: UUID, user_id: int, plan: Plan, due: Due) -> bool:
@@ -117,8 +122,7 @@ async def _summarise(conversation_id: UUID, user_id: int, plan: Plan, due: Due) 
         model_name=plan.model,
         earlier_id=plan.window.summary,
     )
-    if made is None:
-        llm.purge(conversation_id)  # the purge at its deletion came before this KV
+    if made is None:  # deleted meanwhile
         return False
     await hints.aconversation_changed(user_id, conversation_id)
     return True

@@ -9,17 +9,19 @@ from __future__ import annotations
 
 import asyncio
 import logging
+from contextlib import suppress
 from dataclasses import dataclass
 from uuid import UUID, uuid4
 
 from django.conf import settings
 
 from chatapp import executors, hints, llm, selectors
-from chatapp.errors import ChatError
+from chatapp.errors import ChatError, StorageUnavailable
 from chatapp.models import MessageStatus, Role
 from chatapp.services import conversations
 from chatapp.text import is_blank
 from chatapp.turn.prompt import Plan, first_day, messages_after
+from chatapp.turn.remains import purge_if_gone
 from chatapp.turn.stream import Reply
 from chatapp.turn.title_rules import MAX_TOKENS, Wording, accepted_title, wording
 
@@ -71,12 +73,13 @@ async def _name(conversation_id: UUID, user_id: int, plan: Plan, reply: Reply) -
         )
         if is_named:
             await hints.aconversation_changed(user_id, conversation_id, title=title)
-        elif not await executors.database(selectors.conversation_exists, conversation_id):
-            llm.purge(conversation_id)  # the purge at its deletion came before this KV
     except TimeoutError:
         logger.info("conversation %s: no title, the engine had no time", conversation_id)
     except ChatError as error:
         logger.info("conversation %s: no title, %s", conversation_id, error.code)
+    finally:
+        with suppress(StorageUnavailable):  # then the server finds it on disk (see kv_keeper)
+            await purge_if_gone(conversation_id)
 
 
 async def _title(conversation_id: UUID, user_id: int, plan: Plan, reply: Reply) -> str:

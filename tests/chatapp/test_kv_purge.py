@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import os
 import time
 import uuid
 from pathlib import Path
@@ -257,3 +258,19 @@ def test_a_request_that_fails_is_asked_for_again(tmp_path: Path) -> None:
     assert asked == [{"one", "two"}] * 2
     assert kv_requests.wait(tmp_path, 0.0)
     kv_requests.answer(tmp_path, fail)  # nothing is left to do
+
+
+def test_who_just_asks_is_not_taken_for_a_server(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    with kv_requests.listening(tmp_path):
+        assert kv_requests.ask(tmp_path, ["a"])
+    answers: list[bool] = []
+    close = os.close
+
+    def close_later(descriptor: int) -> None:  # the lock of the first is held while the second asks
+        monkeypatch.undo()
+        answers.append(kv_requests.ask(tmp_path, ["b"]))
+        close(descriptor)
+
+    monkeypatch.setattr(os, "close", close_later)
+    answers.append(kv_requests.ask(tmp_path, ["c"]))
+    assert answers == [False, False]

@@ -217,6 +217,26 @@ async def test_a_conversation_that_is_deleted_meanwhile_leaves_nothing(alice: Us
     assert worker.purged == [str(turn.conversation_id)] * 2  # also of what was computed since
 
 
+@pytest.mark.parametrize("how", ["in vain", "too late", "drained", "failed"])
+async def test_however_it_ends_nothing_stays_of_what_was_deleted_meanwhile(
+    alice: User, worker: FakeWorker, monkeypatch: pytest.MonkeyPatch, how: str
+) -> None:
+    if how == "too late":
+        monkeypatch.setattr(titles, "PATIENCE_S", 0.5)
+    turn = await first_turn(alice, worker)
+    await asked(worker)
+    await sync_to_async(conversation_delete)(user=alice, conversation_id=turn.conversation_id)
+    match how:
+        case "in vain":
+            worker.finish(FinishReason.LENGTH)
+        case "drained":
+            titles.cancel_all()
+        case "failed":
+            worker.finish(FinishReason.ERROR)
+    await quiet()
+    assert worker.purged == [str(turn.conversation_id)] * 2
+
+
 async def test_a_drain_ends_it(alice: User, worker: FakeWorker) -> None:
     live = Live()
     await first_turn(alice, worker, live)

@@ -200,7 +200,10 @@ async def test_other_policies_ask_for_none(alice: User, small: FakeWorker) -> No
     assert asked(small) == []
 
 
-async def test_a_conversation_that_is_deleted_meanwhile_gets_none(alice: User, small: FakeWorker) -> None:
+@pytest.mark.parametrize("reason", [FinishReason.STOP, FinishReason.CANCELLED, FinishReason.ERROR])
+async def test_a_conversation_that_is_deleted_meanwhile_gets_none(
+    alice: User, small: FakeWorker, reason: FinishReason
+) -> None:
     live = Live()
     turn = await go_on(live, small, alice, await begun(live, small, alice), 12, written=None)
     assert len(asked(small)) == 1
@@ -209,7 +212,7 @@ async def test_a_conversation_that_is_deleted_meanwhile_gets_none(alice: User, s
     small.purged.clear()
     request = asked(small)[0]
     small.write(SUMMARY, request_id=request.request_id)
-    small.finish(request_id=request.request_id)
+    small.finish(reason, request_id=request.request_id)
     await until(lambda: not summaries._running)
     assert not await Summary.objects.aexists()
     assert small.purged == [str(turn.conversation_id)]
