@@ -50,14 +50,14 @@ def _template(source: str) -> ChatTemplate:
 
 
 class RecordingWorker(Worker):
-    """Keeps the prompts that it was given."""
+    """Keeps the prompts of turns that it was given."""
 
     def __init__(self, *args: Any, **options: Any) -> None:
         super().__init__(*args, **options)
         self.prompts: list[tuple[int, ...]] = []
 
     def submit(self, name: str, request: Request, on_event: Any) -> None:
-        if not request.is_prefill_only:
+        if not request.is_prefill_only and not request.is_side:
             self.prompts.append(tuple(request.prompt_ids.tolist()))
         super().submit(name, request, on_event)
 

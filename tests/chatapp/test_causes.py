@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 import pytest
+from asgiref.sync import sync_to_async
 
 from chatapp import llm
 from chatapp.models import (
@@ -21,13 +22,13 @@ from chatapp.models import (
     ThinkingInHistory,
     User,
 )
+from chatapp.services.summaries import summary_create
 from chatapp.turn.live import LiveTurn
 from tests.chatapp.cause_engine import OTHER, PLAIN, Studio, numbers_of, studio
 from tests.inference.thinking_templates import THINKING
 
 pytestmark = pytest.mark.django_db(transaction=True)
 
-LATER = {PrefixBreak.SUMMARY_REPLACED}  # no prompt has a summary yet
 SYSTEM_PROMPT = "You know all lighthouses of the northern cape, and you answer in one sentence."
 QUESTIONS = ("When was it built?", "Who kept it, and what was written down there?", "Is it far from here?")
 
@@ -183,6 +184,17 @@ async def turns_that_have_left_the_window(s: Studio, _: Setup) -> LiveTurn:
 @story("", max_model_len=480)
 async def a_conversation_that_goes_on_in_its_window(s: Studio, setup: Setup) -> LiveTurn:
     return await s.ask("Why?", after=await turns_that_have_left_the_window(s, setup))
+
+
+@story(PrefixBreak.SUMMARY_REPLACED, "head", max_model_len=480)
+async def a_summary_in_their_place(s: Studio, _: Setup) -> LiveTurn:
+    turn = await talk(s)
+    summary = await sync_to_async(summary_create)(until_id=turn.message_id, text="Built in 1783.", model_name="")
+    assert summary is not None
+    for _number in range(3):
+        turn = await s.ask(QUESTIONS[1], after=turn)
+    await Conversation.objects.aupdate(context_policy=ContextPolicy.SUMMARISE, has_recall=False)
+    return await s.ask(QUESTIONS[1], after=turn)
 
 
 # --- the engine no longer has it --------------------------------------------------------------------------------------
@@ -406,4 +418,4 @@ async def test_the_row_tells_the_cause(name: str, alice: User, settings: Any, tm
 
 
 def test_every_cause_has_a_story() -> None:
-    assert {told.cause for _, _, told in STORIES.values()} == {*PrefixBreak.values, ""} - LATER
+    assert {told.cause for _, _, told in STORIES.values()} == {*PrefixBreak.values, ""}
