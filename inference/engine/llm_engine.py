@@ -19,7 +19,7 @@ import numpy as np
 
 from inference.config import EngineConfig
 from inference.engine.model_runner import ModelRunner
-from inference.engine.new_cache import new_cache
+from inference.engine.new_cache import DiskOpener, new_cache
 from inference.engine.opened_model import OpenedModel, open_model, window_of
 from inference.engine.pace import PrefillPace
 from inference.engine.reply import Reply
@@ -96,9 +96,9 @@ class LLMEngine:
             load_id=secrets.token_hex(8),
         )
         self.max_model_len = window_of(model.config, config)
-        self.cache = new_cache(
-            model, kv, config, name=name, template_fingerprint=chat_template.fingerprint, clock=clock
-        )
+        fingerprint = chat_template.fingerprint
+        self.cache = new_cache(model, kv, config, template_fingerprint=fingerprint, clock=clock)
+        self._disk = DiskOpener(self.cache, model, kv, config, name=name, template_fingerprint=fingerprint, clock=clock)
         self.clock = clock
         self._pace = PrefillPace(config.max_batch_tokens)
         self._scheduler = Scheduler(config, self.cache, self._pace)
@@ -168,9 +168,9 @@ class LLMEngine:
 
         Returns in how many seconds there is more of it; 0.0 is at once, None is when something has happened.
         """
-        wait_s = self.cache.save_some()
+        waits = (self._disk.retry(), self.cache.save_some())
         self._refresh_cache_stats()
-        return wait_s
+        return min((wait_s for wait_s in waits if wait_s is not None), default=None)
 
     def close(self, timeout: float = 5.0, *, is_valid: bool = True) -> None:
         """Save what is cached, for at most timeout seconds, and give the folder of its files back. The last call.

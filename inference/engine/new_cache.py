@@ -1,4 +1,4 @@
-"""The prefix cache of an engine, with its files if there is a folder for them."""
+"""The prefix cache of an engine, with its files if there is a folder for them, and as soon as that can be had."""
 
 from __future__ import annotations
 
@@ -17,38 +17,13 @@ from inference.model.base import Model
 logger = logging.getLogger(__name__)
 
 
-def new_cache(
-    model: Model,
-    kv: BlockStorage,
-    config: EngineConfig,
-    *,
-    name: str,
-    template_fingerprint: str,
-    clock: Callable[[], float],
-) -> PrefixCache:
-    """A cache over the pool kv. When the folder cannot be had, because another process has it say, it runs without.
+RETRY_S = 10.0
 
-    name: what people call the model.
-    """
-    saver, problem = None, ""
-    if config.is_prefix_cache_enabled and config.kv_dir is not None and config.kv_disk_bytes:
-        identity = KVIdentity.of(
-            model=model.fingerprint,
-            tokenizer=template_fingerprint,
-            kv_format=kv.format_id,
-            kernel_tier=model.kernel_tier,
-            block_size=config.block_size,
-            bytes_per_token=kv.bytes_per_token,
-        )
-        label = f"{name}, {model.kernel_tier}, blocks of {config.block_size}"
-        try:
-            disk = DiskTier(config.kv_dir, config.kv_disk_bytes, identity, label=label)
-        except DiskTierUnavailable as error:
-            logger.warning("%s: no KV is kept on disk: %s", name, error)
-            problem = str(error)
-        else:
-            saver = BlockSaver(disk, kv)
-            logger.info("%s: KV on disk in %d files, %d MB", name, disk.num_files, disk.num_bytes // 1_000_000)
+
+def new_cache(
+    model: Model, kv: BlockStorage, config: EngineConfig, *, template_fingerprint: str, clock: Callable[[], float]
+) -> PrefixCache:
+    """A cache over the pool kv, in memory only."""
     root = root_key(
         model_fingerprint=model.fingerprint, tokenizer_fingerprint=template_fingerprint, kv_format=kv.format_id
     )
@@ -58,7 +33,61 @@ def new_cache(
         block_size=config.block_size,
         root=root,
         is_enabled=config.is_prefix_cache_enabled,
-        saver=saver,
-        disk_problem=problem,
         clock=clock,
     )
+
+
+class DiskOpener:
+    """Gives a cache its files, if config wants any. When the folder cannot be had, because another process has it say,
+    the cache runs without, and retry() tries again.
+
+    name: what people call the model.
+    """
+
+    def __init__(
+        self,
+        cache: PrefixCache,
+        model: Model,
+        kv: BlockStorage,
+        config: EngineConfig,
+        *,
+        name: str,
+        template_fingerprint: str,
+        clock: Callable[[], float],
+    ) -> None:
+        self._cache = cache
+        self._kv = kv
+        self._root = config.kv_dir if config.is_prefix_cache_enabled and config.kv_disk_bytes else None  # None: done
+        self._max_bytes = config.kv_disk_bytes
+        self._name = name
+        self._label = f"{name}, {model.kernel_tier}, blocks of {config.block_size}"
+        self._clock = clock
+        self._retry_at = clock()
+        self._identity = KVIdentity.of(
+            model=model.fingerprint,
+            tokenizer=template_fingerprint,
+            kv_format=kv.format_id,
+            kernel_tier=model.kernel_tier,
+            block_size=config.block_size,
+            bytes_per_token=kv.bytes_per_token,
+        )
+        self.retry()
+
+    def retry(self) -> float | None:
+        """Try, unless that was done a moment ago. In how many seconds to call again; None: there is nothing to try."""
+        if self._root is None:
+            return None
+        if (wait_s := self._retry_at - self._clock()) > 0:
+            return wait_s
+        try:
+            disk = DiskTier(self._root, self._max_bytes, self._identity, label=self._label)
+        except DiskTierUnavailable as error:
+            if not self._cache.disk_problem:
+                logger.warning("%s: no KV is kept on disk: %s", self._name, error)
+            self._cache.disk_problem = str(error)
+            self._retry_at = self._clock() + RETRY_S
+            return RETRY_S
+        self._root = None
+        self._cache.use_disk(BlockSaver(disk, self._kv))
+        logger.info("%s: KV on disk in %d files, %d MB", self._name, disk.num_files, disk.num_bytes // 1_000_000)
+        return 0.0

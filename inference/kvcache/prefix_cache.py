@@ -54,8 +54,6 @@ class PrefixCache:
         block_size: int,
         root: bytes,
         is_enabled: bool = True,
-        saver: BlockSaver | None = None,
-        disk_problem: str = "",
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
         self.blocks = CachedBlocks(num_blocks, block_size)
@@ -63,13 +61,11 @@ class PrefixCache:
         self.block_size = block_size
         self.is_enabled = is_enabled
         self.num_collisions = 0
-        self.disk_problem = disk_problem  # why there is no saver, if there should be one
+        self.disk_problem = ""  # why there is no saver, if there should be one
         self._storage = storage
         self._root = root
         self._chain = KeyChain(root, block_size)
-        self._saver = saver
-        if saver is not None:
-            saver.attach(self.blocks)
+        self._saver: BlockSaver | None = None
         self._hints = RetentionHints(clock)
         self._logits = LastLogits()
         self._gone = GoneBlocks(NUM_REMEMBERED * num_blocks)
@@ -240,6 +236,14 @@ class PrefixCache:
         self.forget_ram()
         if self._saver is not None:
             self._saver.clear()
+
+    def use_disk(self, saver: BlockSaver) -> None:
+        """From now on save what is cached, and find what was saved."""
+        self._saver, self.disk_problem = saver, ""
+        saver.attach(self.blocks)
+        for block_id in range(self.pool.num_blocks):
+            if block_id in self.blocks:
+                saver.note(block_id)
 
     def save_some(self) -> float | None:
         """Hand a few blocks over to be written. In how many seconds there is more to do; None: not before a change."""

@@ -174,6 +174,26 @@ def test_second_engine_on_a_folder_runs_without_and_says_so(tmp_path):
     assert first.stats().cache.disk_problem == ""
 
 
+def test_folder_that_becomes_free_is_used_from_then_on(tmp_path):
+    """A server that starts while a command has the folder gets it when that has ended."""
+    first = engine_on(tmp_path)
+    now = [0.0]
+    second = engine_on(tmp_path, clock=lambda: now[0])
+    ask(second, HELLO)
+    assert second.idle() == pytest.approx(10)
+    assert "in use" in second.stats().cache.disk_problem
+    first.close(PATIENCE_S)
+    assert 0 < second.idle() <= 10  # not asked for at every turn
+    now[0] += 10
+    assert second.idle() == 0.0
+    assert second.stats().cache.disk_problem == ""
+    while second.idle() == 0.0:
+        pass
+    assert second.idle() is None
+    second.close(PATIENCE_S)
+    assert ask_anew(tmp_path, HELLO + "!")[0].num_reused_disk == 30
+
+
 def test_folder_that_cannot_be_made_is_a_problem_and_no_more(tmp_path):
     (tmp_path / "file").write_bytes(b"")
     engine = engine_on(tmp_path / "file" / "kv")
