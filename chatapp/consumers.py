@@ -10,6 +10,7 @@ import logging
 import math
 import time
 from contextlib import suppress
+from dataclasses import asdict
 from typing import Any, assert_never
 from uuid import UUID
 
@@ -23,8 +24,9 @@ from chatapp import executors, hints, selectors, sessions, wire
 from chatapp.errors import ChatError, Invalid, NotFound, StorageUnavailable
 from chatapp.models import User
 from chatapp.turn import run
+from chatapp.turn.gauge import gauge
 from chatapp.turn.live import Watcher, live
-from chatapp.turn.preparation import preparation
+from chatapp.turn.preparation import addressed, preparation
 
 logger = logging.getLogger(__name__)
 
@@ -32,6 +34,7 @@ CLOSE_UNAUTHENTICATED = 4401
 CLOSE_FLOOD = 4429
 CLOSE_TRY_AGAIN = 1013
 ACK_CHARS = 90  # at least
+COUNT_CHARS = 8 * 1024  # what counting costs besides the draft's own: at most four a second for long
 SESSION_CHECK_S = 60.0  # a session that ended without a hint (expired, changed in another process) is found out by then
 SESSION_RETRY_S = 5.0  # between two questions while the database is away
 
@@ -72,6 +75,9 @@ class ChatConsumer(AsyncWebsocketConsumer):  # type: ignore[misc]  # channels is
         self._frames = TokenBucket(rate=20, burst=100)
         self._chars = TokenBucket(rate=1024**2 / 60, burst=2 * 1024**2)
         self._drafts = TokenBucket(rate=16 * 1024, burst=512 * 1024)  # characters; what is more is not read along
+        self._counts = TokenBucket(rate=32 * 1024, burst=512 * 1024)  # characters; what is more is not counted
+        self._counting: asyncio.Task[None] | None = None
+        self._to_count: wire.WindowCount | None = None
         self._unanswered_at = -math.inf
         self._begun: UUID | None = None  # a conversation of which there is nothing but a draft
         self._session_key = self.scope["cookies"].get(settings.SESSION_COOKIE_NAME, "")
@@ -93,6 +99,8 @@ class ChatConsumer(AsyncWebsocketConsumer):  # type: ignore[misc]  # channels is
         self.watcher.close(code)
         if self._begun is not None:
             preparation.drop(self._begun)
+        if self._counting is not None:
+            self._counting.cancel()
         if hasattr(self, "user"):
             await self.channel_layer.group_discard(hints.group_of(self.user.pk), self.channel_name)
         await self._relay  # has ended with the watcher; what went wrong in it is raised here
@@ -131,7 +139,7 @@ class ChatConsumer(AsyncWebsocketConsumer):  # type: ignore[misc]  # channels is
         now = time.monotonic()
         if now - self._checked_at < SESSION_CHECK_S:
             return True
-        needs_rows = not isinstance(frame, wire.Ping | wire.Ack | wire.TurnStop | wire.DraftWarm)
+        needs_rows = not isinstance(frame, wire.Ping | wire.Ack | wire.TurnStop | wire.DraftWarm | wire.WindowCount)
         if not needs_rows and now - self._unanswered_at < SESSION_RETRY_S:
             return True
         try:
@@ -159,6 +167,8 @@ class ChatConsumer(AsyncWebsocketConsumer):  # type: ignore[misc]  # channels is
                     raise NotFound(_("Not found."))
             case wire.DraftWarm():
                 await self._warm(frame)
+            case wire.WindowCount():
+                self._count(frame)
             case wire.TurnStop():
                 await run.stop(live, self.user, frame)
             case wire.TurnSend() | wire.TurnEdit() | wire.TurnRegenerate() | wire.TurnContinue():
@@ -180,6 +190,28 @@ class ChatConsumer(AsyncWebsocketConsumer):  # type: ignore[misc]  # channels is
         elif not self.watcher.follows(frame.conversation):
             raise NotFound(_("This conversation does not exist."))
         preparation.draft(self.user, frame, self.watcher.reply)
+
+    def _count(self, frame: wire.WindowCount) -> None:
+        """One at a time, the newest next. As _warm."""
+        num_chars = len(frame.text or "")
+        if not self._counts.take(COUNT_CHARS + num_chars):
+            return
+        self._chars.give_back(num_chars)
+        if not frame.is_new and not self.watcher.follows(frame.conversation):
+            raise NotFound(_("This conversation does not exist."))
+        self._to_count = frame
+        if self._counting is None or self._counting.done():
+            self._counting = asyncio.create_task(self._count_all())
+
+    async def _count_all(self) -> None:
+        while self._to_count is not None:
+            frame, self._to_count = self._to_count, None
+            try:
+                count = await executors.database(_counted, self.user, frame)
+            except ChatError as error:  # the send will say so, to somebody who has sent something
+                logger.info("conversation %s: its window is not counted, %s", frame.conversation, error.code)
+                count = wire.WindowCounted(frame.conversation, frame.number, window=0)
+            self.watcher.reply(count)
 
     def _accept(self, frame: wire.TurnAccepted) -> None:
         self.watcher.reply(frame)
@@ -216,6 +248,24 @@ class ChatConsumer(AsyncWebsocketConsumer):  # type: ignore[misc]  # channels is
     async def session_ended(self, event: dict[str, Any]) -> None:
         if event["session_key"] == self._session_key:
             self.watcher.close(CLOSE_UNAUTHENTICATED)
+
+
+def _counted(user: User, frame: wire.WindowCount) -> wire.WindowCounted:
+    """Blocking. Raises ChatError."""
+    conversation = addressed(user, frame)
+    count = asdict(gauge.count(conversation, frame.text or ""))
+    renamed = {"outside": "num_outside", "leaving": "num_leaving", "quoted": "num_recalled"}
+    values = {name: count.pop(field) for name, field in renamed.items()}
+    return wire.WindowCounted(
+        frame.conversation,
+        frame.number,
+        **count,
+        **values,
+        policy=conversation.context_policy,
+        recent_tokens=conversation.recent_tokens,
+        has_recall=conversation.has_recall,
+        is_stored=not conversation._state.adding,
+    )
 
 
 def _error(error: ChatError) -> wire.Error:

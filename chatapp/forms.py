@@ -14,7 +14,7 @@ from django.utils.translation import gettext_lazy as _
 from django.utils.translation import pgettext_lazy
 
 from chatapp.errors import ChatError
-from chatapp.models import User
+from chatapp.models import ContextPolicy, User
 
 MAX_PASSWORD_CHARS = 1000  # hashing takes longer the longer it is
 _PASSWORD_HELP = _("At least 8 characters; not a common password, and not only digits.")
@@ -114,6 +114,18 @@ class PinForm(forms.Form):
 
 class ArchiveForm(forms.Form):
     is_archived = forms.BooleanField(required=False)
+
+
+class WindowForm(forms.Form):
+    """What becomes of what no longer fits the window. recent_tokens 0: as the administration says."""
+
+    policy = forms.ChoiceField(choices=ContextPolicy.choices)
+    recent_tokens = forms.IntegerField(required=False, min_value=0, max_value=10_000_000)
+    has_recall = forms.BooleanField(required=False)
+
+    def clean_recent_tokens(self) -> int:
+        """Nothing is 0, too."""
+        return self.cleaned_data["recent_tokens"] or 0
 
 
 class BranchForm(forms.Form):

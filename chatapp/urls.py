@@ -21,6 +21,7 @@ urlpatterns = [
     path("c/<uuid:conversation_id>/messages/<uuid:message_id>/text/", chat.message_text, name="message_text"),
     path("c/<uuid:conversation_id>/model/", conversations.model, name="conversation_model"),
     path("c/<uuid:conversation_id>/cold/", conversations.cold, name="conversation_cold"),
+    path("c/<uuid:conversation_id>/window/", conversations.window, name="conversation_window"),
     path("c/<uuid:conversation_id>/branch/", conversations.branch, name="conversation_branch"),
     path("c/<uuid:conversation_id>/rename/", conversations.rename, name="conversation_rename"),
     path("c/<uuid:conversation_id>/pin/", conversations.pin, name="conversation_pin"),

@@ -117,6 +117,23 @@ class DraftWarm:
 
 
 @dataclass(frozen=True, slots=True)
+class WindowCount:
+    """How full would the window be with this draft? Answer: a WindowCounted with the same number.
+
+    text None: nothing is being written. The other fields as in TurnSend. While one is counted the newest of those that
+    follow waits, and the others are never answered.
+    """
+
+    TYPE: ClassVar = "window.count"
+    conversation: uuid.UUID
+    number: int
+    text: str | None = None
+    is_new: bool = False
+    preset: uuid.UUID | None = None
+    model: str | None = None
+
+
+@dataclass(frozen=True, slots=True)
 class Ack:
     """`seq` of `message` has been shown: gives the socket credit for more."""
 
@@ -130,7 +147,19 @@ class Ping:
     TYPE: ClassVar = "ping"
 
 
-ClientFrame = Watch | Unwatch | TurnSend | TurnEdit | TurnRegenerate | TurnContinue | TurnStop | DraftWarm | Ack | Ping
+ClientFrame = (
+    Watch
+    | Unwatch
+    | TurnSend
+    | TurnEdit
+    | TurnRegenerate
+    | TurnContinue
+    | TurnStop
+    | DraftWarm
+    | WindowCount
+    | Ack
+    | Ping
+)
 CLIENT_FRAMES: dict[str, type[ClientFrame]] = {cls.TYPE: cls for cls in get_args(ClientFrame)}
 
 
@@ -287,6 +316,39 @@ class Prepared:
 
 
 @dataclass(frozen=True, slots=True)
+class WindowCounted:
+    """The next prompt as it would be sent, in tokens: total = system + summary + history + recalled + draft.
+
+    reserve: kept free for the reply. start: the first message that is sent, None for the very first of all, and
+    outside: how many lie before it. leaving: so many more leave when this draft is sent. quoted: messages that are
+    recalled for it. problem: why it cannot be sent. window 0: nothing can be counted now. The last four are what the
+    conversation says about its window now.
+    """
+
+    TYPE: ClassVar = "window.counted"
+    conversation: uuid.UUID
+    number: int
+    window: int
+    reserve: int = 0
+    total: int = 0
+    system: int = 0
+    summary: int = 0
+    history: int = 0
+    recalled: int = 0
+    draft: int = 0
+    start: uuid.UUID | None = None
+    outside: int = 0
+    leaving: int = 0
+    quoted: int = 0
+    summary_id: uuid.UUID | None = None
+    problem: str = ""
+    policy: str = ""
+    recent_tokens: int = 0
+    has_recall: bool = False
+    is_stored: bool = False
+
+
+@dataclass(frozen=True, slots=True)
 class Error:
     """A refused frame. client_id and conversation say which one, where it had them."""
 
@@ -318,6 +380,7 @@ ServerFrame = (
     | TurnEnd
     | ConversationChanged
     | Prepared
+    | WindowCounted
     | Error
     | Pong
     | ServerDraining

@@ -11,7 +11,7 @@ from django.utils.translation import gettext as _
 
 from chatapp import llm, model_catalogue, selectors
 from chatapp.errors import Invalid
-from chatapp.models import OPEN_STATUSES, Conversation, MessageStatus, TitleSource, User
+from chatapp.models import OPEN_STATUSES, ContextPolicy, Conversation, MessageStatus, TitleSource, User
 from chatapp.storage import translated
 from chatapp.text import is_blank, one_line
 
@@ -72,6 +72,19 @@ def conversation_set_model(*, user: User, conversation_id: UUID, model: str) -> 
     conversation = selectors.conversation_get(user, conversation_id)
     conversation.model_name = model_catalogue.get(model).name
     conversation.save(update_fields=["model_name"])
+    return conversation
+
+
+@translated()
+def conversation_set_window(
+    *, user: User, conversation_id: UUID, policy: ContextPolicy, recent_tokens: int, has_recall: bool
+) -> Conversation:
+    """What becomes of what no longer fits the window, from the next turn on. Raises NotFound."""
+    conversation = selectors.conversation_get(user, conversation_id)
+    conversation.context_policy = policy
+    conversation.recent_tokens = recent_tokens
+    conversation.has_recall = has_recall
+    conversation.save(update_fields=["context_policy", "recent_tokens", "has_recall"])
     return conversation
 
 

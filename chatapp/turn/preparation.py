@@ -175,7 +175,7 @@ class Preparation:
                 await self._compute(user_id, conversation, prompt, model=model_of(conversation))
 
     async def _prepare_draft(self, user: User, frame: wire.DraftWarm, tell: Tell) -> None:
-        conversation = await executors.database(_conversation_of, user, frame)
+        conversation = await executors.database(addressed, user, frame)
         if await _is_there(conversation):
             past = await executors.database(ahead.read, conversation)
             prompt = await executors.render(ahead.draft_of, conversation, past, frame.text or "")
@@ -228,7 +228,8 @@ async def _is_there(conversation: Conversation) -> bool:
     return await executors.render(llm.load_if_free, model_of(conversation))
 
 
-def _conversation_of(user: User, frame: wire.DraftWarm) -> Conversation:
+def addressed(user: User, frame: wire.DraftWarm | wire.WindowCount) -> Conversation:
+    """The conversation that is written in; one that does not exist yet is as it would begin. Raises NotFound."""
     if not frame.is_new:
         return selectors.conversation_get(user, frame.conversation)
     return turns.conversation_new(

@@ -207,6 +207,7 @@ def _data(
             ("branch", "conversation_branch"),
             ("model", "conversation_model"),
             ("cold", "conversation_cold"),
+            ("policy", "conversation_window"),
             ("rename", "conversation_rename"),
             ("pin", "conversation_pin"),
             ("archive", "conversation_archive"),
@@ -234,6 +235,7 @@ def _data(
         "model": choice.current,
         "hasShortcuts": user.preferences.get("shortcuts", True),
         "readsDrafts": user.preferences.get("drafts", True),
+        "policy": policy_of(conversation) if conversation else None,
         "isArchived": conversation is not None and conversation.is_archived,
     }
 
@@ -244,6 +246,15 @@ def models_for(conversation: Conversation | None) -> ModelChoice:
     current = conversation.model_name if conversation is not None else ""
     current = current or llm.default_model() or model_catalogue.default().name
     return ModelChoice(names, current, is_missing=current not in names, is_loaded=current in llm.loaded_models())
+
+
+def policy_of(conversation: Conversation) -> dict[str, Any]:
+    """What becomes of what no longer fits the window, as the scripts and the form say it."""
+    return {
+        "policy": conversation.context_policy,
+        "recent_tokens": conversation.recent_tokens,
+        "has_recall": conversation.has_recall,
+    }
 
 
 def _starters() -> list[tuple[str, str, str]]:

@@ -1,4 +1,4 @@
-"""The list of conversations and the small changes to one: rename, pin, archive, another branch, delete.
+"""The list of conversations and the small changes to one: rename, pin, archive, another branch or window, delete.
 
 Each change is told to the person's other tabs; it has been committed by then.
 """
@@ -14,11 +14,12 @@ from django.views.decorators.http import require_POST, require_safe
 
 from chatapp import hints, model_catalogue, selectors
 from chatapp.errors import Invalid
-from chatapp.forms import ArchiveForm, BranchForm, PinForm
+from chatapp.forms import ArchiveForm, BranchForm, PinForm, WindowForm
+from chatapp.models import ContextPolicy
 from chatapp.services import conversations
 from chatapp.turn import switch
 from chatapp.views.access import person, person_required
-from chatapp.views.chat import models_for, window_answer
+from chatapp.views.chat import models_for, policy_of, window_answer
 from chatapp.views.sidebar import listing
 
 
@@ -118,6 +119,24 @@ def cold(request: HttpRequest, conversation_id: uuid.UUID) -> HttpResponse:
     can_answer = choice.is_loaded or not choice.is_missing
     sentences = [choice.note, switch.announce(person(request), conversation) if can_answer else ""]
     return JsonResponse({"model": choice.current, "cold": " ".join(filter(None, sentences))})
+
+
+@require_POST
+@person_required
+def window(request: HttpRequest, conversation_id: uuid.UUID) -> HttpResponse:
+    """Another policy for what no longer fits, from the next turn on. Answers with what is stored."""
+    form = WindowForm(request.POST)
+    if not form.is_valid():
+        raise Invalid(_("The number of tokens has to be a whole number, and the policy one of those offered."))
+    conversation = conversations.conversation_set_window(
+        user=person(request),
+        conversation_id=conversation_id,
+        policy=ContextPolicy(form.cleaned_data["policy"]),
+        recent_tokens=form.cleaned_data["recent_tokens"],
+        has_recall=form.cleaned_data["has_recall"],
+    )
+    hints.conversation_changed(person(request).pk, conversation_id)
+    return JsonResponse(policy_of(conversation))
 
 
 @require_POST

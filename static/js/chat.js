@@ -3,6 +3,7 @@
 import { Choice } from "./choice.js";
 import { confirmOn, copy } from "./clipboard.js";
 import { Composer } from "./composer.js";
+import { ContextWindow } from "./window.js";
 import { Conversation } from "./conversation.js";
 import { edit } from "./editor.js";
 import { announce, isSomethingOpen, notify, placePopovers, prepareDialogs } from "./floating.js";
@@ -12,6 +13,7 @@ import { statsOf } from "./message.js";
 import { Model } from "./model.js";
 import { showNumbers } from "./numbers.js";
 import { Pending } from "./pending.js";
+import { Policy } from "./policy.js";
 import { RequestError, Requests } from "./requests.js";
 import { Follower } from "./scroll.js";
 import { Sidebar } from "./sidebar.js";
@@ -31,10 +33,12 @@ const follower = new Follower(byId("scroller"), byId("to-latest"));
 const transcript = new Transcript(byId("transcript"));
 const choice = new Choice({
   page, urls, requests,
+  onPreset: () => contextWindow.changed(),
   conversation: () => conversation,
   onModel: () => {
     model.refresh();
     composer.retellDraft();
+    contextWindow.changed();
   },
 });
 const model = new Model(
@@ -45,8 +49,19 @@ const model = new Model(
 const composer = new Composer(byId("composer"), store, page.limits.messageChars, {
   onSend: (text) => conversation.send(text),
   onDraft: (text) => conversation.draft(text),
+  onChange: () => contextWindow.changed(),
   onStop: () => conversation.stop(),
   onEditLast: () => editMessage(transcript.lastOf("user")),
+});
+const policy = new Policy(byId("window-dialog"), page.policy, async (values) => {
+  const stored = await requests.post(urls.policy(conversation.id), values);
+  contextWindow.changed();
+  return stored;
+});
+const contextWindow = new ContextWindow({
+  policy,
+  ask: (number) => conversation.count(number),
+  place: (element, id) => transcript.placeAbove(element, id),
 });
 const sidebar = new Sidebar({
   urls, requests, store,
@@ -62,7 +77,7 @@ const socket = new Socket(urls.socket, page.limits.frameBytes, {
   onLoggedOut: checkSession,
 });
 const conversation = new Conversation({
-  page, urls, socket, store, requests, transcript, follower, composer, sidebar, model, choice,
+  page, urls, socket, store, requests, transcript, follower, composer, sidebar, model, choice, contextWindow,
   pending: new Pending(byId("outbox")),
   onEditRefused: (id, text) => {
     const article = transcript.get(id);
@@ -191,6 +206,8 @@ function act(action, button) {
     resend: () => conversation.resend(client),
     "take-back": () => conversation.takeBack(client),
     help: () => byId("help-dialog").showModal(),
+    window: () => policy.open(),
+    "choose-model": () => byId("model-select").focus(),
     rename: () => { if (button.id === "title") sidebar.rename({ id: conversation.id, title: conversation.title }); },
   };
   actions[action]?.();

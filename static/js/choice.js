@@ -4,13 +4,14 @@
 import { notify } from "./floating.js";
 
 export class Choice {
-  /** conversation() gives { id, isStored }; onModel(name) is told of every change. */
-  constructor({ requests, urls, page, conversation, onModel }) {
+  /** conversation() gives { id, isStored }; onModel(name) is told of every change; onPreset(), that another one is chosen. */
+  constructor({ requests, urls, page, conversation, onModel, onPreset }) {
     Object.assign(this, { requests, urls, conversation, onModel });
     this.models = document.getElementById("model-select");
     this.presets = document.getElementById("preset-select");
     this.note = document.getElementById("model-note");
     this.model = page.model;
+    this.presets?.addEventListener("change", () => onPreset());
     this.models?.addEventListener("change", () => this.#chosen(this.models.value));
   }
 

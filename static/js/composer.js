@@ -12,7 +12,8 @@ export class Composer {
   #saveTimer;
   #note = "";
 
-  /** onSend(text) says whether it took the text; onDraft(text or null), whether it was told; onStop(); onEditLast(). */
+  /** onSend(text) says whether it took the text; onDraft(text or null), whether it was told; onChange(); onStop();
+      onEditLast(). */
   constructor(form, store, maxChars, handlers) {
     this.form = form;
     this.store = store;
@@ -94,6 +95,7 @@ export class Composer {
     if (!this.handlers.onSend(text)) return;
     this.field.value = "";
     this.drafts.forget();
+    this.handlers.onChange();
     this.#save();
     this.#draw();
     this.field.focus();
@@ -112,12 +114,18 @@ export class Composer {
     clearTimeout(this.#saveTimer);
     this.#saveTimer = setTimeout(() => this.#save(), 300);
     this.#tellDraft();
+    this.handlers.onChange();
     this.#draw();
   }
 
-  #tellDraft() {
+  /** What would be sent; "" when nothing can be. */
+  get text() {
     const text = this.field.value;
-    this.drafts.changed(isBlank(text) || this.#excess() > 0 ? "" : text);
+    return isBlank(text) || this.#excess() > 0 ? "" : text;
+  }
+
+  #tellDraft() {
+    this.drafts.changed(this.text);
   }
 
   #save() {

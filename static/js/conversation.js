@@ -23,8 +23,8 @@ export class Conversation {
   #awaitsSnapshot = false;
   #rereading = null;
 
-  constructor({ page, urls, socket, store, requests, transcript, pending, follower, composer, sidebar, model, choice, onEditRefused }) {
-    Object.assign(this, { choice, onEditRefused, urls, socket, store, requests, transcript, pending, follower, composer, sidebar, model });
+  constructor({ page, urls, socket, store, requests, transcript, pending, follower, composer, sidebar, model, choice, contextWindow, onEditRefused }) {
+    Object.assign(this, { choice, contextWindow, onEditRefused, urls, socket, store, requests, transcript, pending, follower, composer, sidebar, model });
     this.entries = store.get("outbox", []);
     this.edits = new Edits(store);
     this.older = page.older;
@@ -93,6 +93,15 @@ export class Conversation {
     return this.socket.fits(frame) && this.socket.send(frame);
   }
 
+  /** Let the server count what the window would hold with this draft. False when it cannot be asked now. */
+  count(number) {
+    if (this.isRunning || (!this.isStored && outbox.of(this.entries, this.id).length > 0)) return false;
+    const { text } = this.composer;
+    const chosen = this.isStored ? {} : this.choice.forNew;
+    const frame = { type: "window.count", conversation: this.id, number, text: text || null, is_new: !this.isStored, ...chosen };
+    return this.socket.fits(frame) && this.socket.send(frame);
+  }
+
   /** It has been put away, or taken back out. */
   setArchived(isArchived) {
     this.preparing.setArchived(isArchived);
@@ -128,6 +137,7 @@ export class Conversation {
       this.follower.keepPlace(() => {
         this.transcript.prepend(html);
         this.transcript.allowEdits(!this.isRunning);
+        this.contextWindow.drawn();
         this.#setOlder(older);
       });
     } finally {
@@ -156,9 +166,12 @@ export class Conversation {
     }
     this.#flush();
     this.composer.retellDraft();
+    this.contextWindow.lost();
+    this.contextWindow.changed();
   }
 
   lost() {
+    this.contextWindow.lost();
     this.preparing.clear();
     this.#drawOutbox();
   }
@@ -172,6 +185,7 @@ export class Conversation {
       case "turn.end": return this.#progressed(frame);
       case "conversation.changed": return this.#changed(frame);
       case "prepared": return frame.conversation === this.id && this.preparing.show(frame);
+      case "window.counted": return frame.conversation === this.id && this.contextWindow.counted(frame);
       case "error": return this.#refused(frame);
       case "pong": return this.#ponged();
       default: return undefined; // server.draining: the line will close, and be opened again
@@ -267,7 +281,10 @@ export class Conversation {
       if (edit) this.onEditRefused(edit.message, edit.text); // what has been written is not lost
       return undefined;
     }
-    if (await this.#canWait(frame, entry)) this.#keep(outbox.waiting(this.entries, entry.clientId));
+    if (frame.code === "window_full" && entry.conversation === this.id) {
+      this.takeBack(entry.clientId);
+      this.contextWindow.refused(frame.message);
+    } else if (await this.#canWait(frame, entry)) this.#keep(outbox.waiting(this.entries, entry.clientId));
     else {
       this.#keep(outbox.refused(this.entries, entry.clientId, frame.message));
       alarm(frame.message);
@@ -359,6 +376,7 @@ export class Conversation {
   #ended(article, turn) {
     this.#turns.delete(turn.message);
     this.model.refresh();
+    this.contextWindow.changed();
     if (turn.status === "failed") alarm(turn.error || gettext("The reply failed."));
     else announce(fill(gettext("Reply complete, %(length)s"), { length: lengthText(message.plainText(article)) }));
     queueMicrotask(() => this.#flush());
@@ -395,6 +413,8 @@ export class Conversation {
       if (article?.classList.contains("is-open")) message.paint(article, turn, [...turn.blocks.keys()]);
       else if (article) this.#settle(turn); // it has ended, perhaps while the line was down
     }
+    this.contextWindow.drawn();
+    this.contextWindow.changed();
     this.#showRunning();
     this.follower.pin();
     this.#flush();

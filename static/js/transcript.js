@@ -17,7 +17,7 @@ export class Transcript {
 
   /** The id of the topmost message that is loaded. */
   get first() {
-    return this.list.firstElementChild?.dataset.message ?? null;
+    return this.list.querySelector(".message")?.dataset.message ?? null;
   }
 
   /** The id of the last message: the parent of what is sent next. */
@@ -68,6 +68,13 @@ export class Transcript {
     const articles = parse(html).filter((article) => this.get(article.dataset.message) === null);
     this.list.prepend(...articles);
     articles.forEach(message.wake);
+  }
+
+  /** Let an element that is no message stand above this one; null, or one that is not loaded, takes it away. */
+  placeAbove(element, id) {
+    const article = id === null ? null : this.get(id);
+    if (article === null) element.remove();
+    else if (article.previousElementSibling !== element) article.before(element);
   }
 
   /** While a reply is written nothing can be edited; the buttons say so. */

@@ -39,6 +39,7 @@ MATRIX = {
     # no engine runs beside the tests, and the conversation was another model's
     "conversation_model": Row(UNAVAILABLE, NOT_FOUND, LOGIN, "post", lambda rows: {"model": DEFAULT_MODEL.stem}),
     "conversation_cold": Row(UNAVAILABLE, NOT_FOUND, LOGIN),
+    "conversation_window": Row(OK, NOT_FOUND, LOGIN, "post", lambda rows: {"policy": "recent", "has_recall": "on"}),
     "conversation_branch": Row(OK, NOT_FOUND, LOGIN, "post", lambda rows: {"message": str(rows.assistant_message.id)}),
     "conversation_rename": Row(OK, NOT_FOUND, LOGIN, "post", lambda rows: {"title": "Another"}),
     "conversation_pin": Row(OK, NOT_FOUND, LOGIN, "post", lambda rows: {"is_pinned": "on"}),
@@ -98,6 +99,7 @@ def test_another_person_is_told_that_it_does_not_exist(name: str, client: Client
     assert conversation.title == rows.conversation.title
     assert not conversation.is_pinned
     assert not conversation.is_archived
+    assert conversation.context_policy == rows.conversation.context_policy
 
 
 @pytest.mark.parametrize("name", ROUTES)

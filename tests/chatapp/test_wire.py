@@ -20,7 +20,7 @@ SEND = {"type": "turn.send", "conversation": CONVERSATION, "client_id": CLIENT, 
 
 def sample(cls: type[wire.ClientFrame]) -> dict[str, Any]:
     """A sound frame of a type, with every field."""
-    values = {"text": "hello", "is_new": True, "seq": 7, "parent": None, "preset": None, "model": None}
+    values = {"text": "hello", "is_new": True, "seq": 7, "number": 7, "parent": None, "preset": None, "model": None}
     names = [item.name for item in fields(cls)]
     return {"type": cls.TYPE, **{name: values.get(name, str(uuid.uuid4())) for name in names}}
 

@@ -1,0 +1,194 @@
+"""How full the window would be if this were sent now: the prompt of the send itself, made and counted, not sent.
+
+Counted by plan_turn(), so a person sees the number that the engine will get. Between two keystrokes nothing but the
+draft changes: what was read for the first is kept for the next, for a few conversations, in memory only.
+"""
+
+from __future__ import annotations
+
+from collections import OrderedDict
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
+from functools import partial
+from threading import Lock
+from typing import Any
+from uuid import UUID
+
+from chatapp import llm, search, selectors
+from chatapp.errors import WindowFull
+from chatapp.models import Conversation, Generation, Message, MessageStatus, Role
+from chatapp.search import Hit
+from chatapp.selectors import HistoryMessage
+from chatapp.turn.prompt import Past, Plan, Read, past_of, plan_turn, rules_of
+
+MAX_KEPT = 32  # conversations that are being written in; more of them are read again
+_PLACEHOLDER = "?"  # some templates render nothing that does not end with a question
+
+
+@dataclass(frozen=True, slots=True)
+class Count:
+    """Tokens of the next prompt by what they are of; total is their sum, and that of the prompt.
+
+    start: the first message that is sent, None for the very first; num_outside: those before it, as long as the draft
+    is short. num_leaving: how many more leave with this draft. problem: why it cannot be sent, "" if it can.
+    """
+
+    window: int
+    reserve: int
+    total: int
+    system: int = 0
+    summary: int = 0
+    history: int = 0
+    recalled: int = 0
+    draft: int = 0
+    start: UUID | None = None
+    num_outside: int = 0
+    num_leaving: int = 0
+    num_recalled: int = 0
+    summary_id: UUID | None = None
+    problem: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class _Known:
+    """What a count needs and no keystroke changes. base: the plan for hardly a question; None when that is too much."""
+
+    key: tuple[Any, ...]
+    read: Read
+    base: Plan | None
+
+
+class Gauge:
+    """count() for the conversations of this process. Any thread."""
+
+    def __init__(self) -> None:
+        self._known: OrderedDict[UUID, _Known] = OrderedDict()
+        self._lock = Lock()
+
+    def count(self, conversation: Conversation, text: str) -> Count:
+        """The next prompt of the branch on screen with this draft, which may be empty.
+
+        Blocking; two queries when nothing but the draft has changed, and those of recall. Raises EngineUnavailable,
+        Invalid.
+        """
+        leaf = conversation.active_leaf
+        before = selectors.generations_of([leaf.id]).get(leaf.id) if leaf is not None else None
+        known = self._read(conversation, leaf, before)
+        try:
+            plan = _plan(conversation, leaf, known.read, text) if text else known.base
+        except WindowFull as error:
+            return _refused(conversation, leaf, known, text, error)
+        if plan is None:
+            return _refused(conversation, leaf, known, text, None)
+        return _counted(plan, known, has_draft=bool(text))
+
+    def _read(self, conversation: Conversation, leaf: Message | None, before: Generation | None) -> _Known:
+        key = _key(conversation, leaf, before)
+        with self._lock:
+            known = self._known.get(conversation.id)
+        if known is None or known.key != key:
+            read = past_of(conversation, leaf, before) if leaf is not None else Read(())
+            try:
+                base = _plan(conversation, leaf, read, "")
+            except WindowFull:
+                base = None
+            known = _Known(key, read, base)
+        with self._lock:
+            self._known[conversation.id] = known
+            self._known.move_to_end(conversation.id)
+            while len(self._known) > MAX_KEPT:
+                self._known.popitem(last=False)
+        return known
+
+
+def _key(conversation: Conversation, leaf: Message | None, before: Generation | None) -> tuple[Any, ...]:
+    """Changes with all that decides what a prompt begins with."""
+    settings = [field.attname for field in Conversation._meta.concrete_fields if field.attname not in _UNIMPORTANT]
+    newest = conversation.summaries.values_list("id", flat=True).order_by("-created_at").first()
+    return (
+        *(repr(getattr(conversation, name)) for name in settings),
+        *((leaf.status, len(leaf.text)) if leaf is not None else ()),
+        before.id if before is not None else None,
+        newest,
+        rules_of(conversation),
+    )
+
+
+_UNIMPORTANT = ("title", "title_source", "is_pinned", "is_archived", "updated_at")
+
+
+def _plan(conversation: Conversation, leaf: Message | None, read: Read, text: str) -> Plan:
+    """As run._admit() makes it when this is sent. Raises WindowFull, EngineUnavailable, Invalid."""
+    find: Callable[[int], Sequence[Hit]] | None = None
+    if text and leaf is not None and conversation.has_recall:
+        # The question is no row yet: its path is that of the message it will follow.
+        asked = Message(id=leaf.id, conversation_id=conversation.id, text=text, position=leaf.position)
+        find = partial(search.related, conversation, asked)
+    reply = Message(conversation=conversation, role=Role.ASSISTANT)
+    return plan_turn(conversation, _asked(read, leaf, text), reply, find=find)
+
+
+def _asked(read: Read, leaf: Message | None, text: str) -> Read:
+    """What was read with the draft behind it."""
+    position = leaf.position + 1 if leaf is not None else 0
+    values = (position, Role.USER.value, text or _PLACEHOLDER, MessageStatus.DONE.value, None, "", 0, 0, None)
+    return read._replace(messages=[*read.messages, HistoryMessage(UUID(int=0), *values)])
+
+
+def _counted(plan: Plan, known: _Known, *, has_draft: bool) -> Count:
+    spans = plan.prompt.spans
+    head = spans[len(plan.messages) - len(plan.outline.rows)][0]  # with what the template writes between them
+    base = known.base or plan
+    texts = [each.text for each in known.read.summaries if each.id == plan.window.summary]
+    summary = len(llm.encode(texts[0], model=plan.model)) if texts else 0
+    is_in_head = bool(texts) and plan.messages[0].role == "system"  # or in front of the first question
+    recalled = len(llm.encode(plan.recalled.text, model=plan.model)) if plan.recalled is not None else 0
+    end = len(plan.prompt.ids) if has_draft else spans[-1][0]
+    rules = rules_of(plan.conversation)
+    return Count(
+        window=rules.window,
+        reserve=rules.reserve,
+        total=end,
+        system=head - summary * is_in_head,
+        summary=summary,
+        history=spans[-1][0] - head - summary * (not is_in_head),
+        recalled=recalled,
+        draft=end - spans[-1][0] - recalled,
+        start=base.window.start,
+        num_outside=base.window.num_outside,
+        summary_id=base.window.summary,
+        num_leaving=plan.window.num_outside - base.window.num_outside,
+        num_recalled=len(plan.recalled.sources) if plan.recalled is not None else 0,
+    )
+
+
+def _refused(
+    conversation: Conversation, leaf: Message | None, known: _Known, text: str, error: WindowFull | None
+) -> Count:
+    """The parts of a prompt that is too long, as long as it would be."""
+    rules = rules_of(conversation)
+    past = Past(conversation, _asked(known.read, leaf, text))
+    prompt = past.prompt_from(-1 if rules.is_cut else 0)
+    start = prompt.spans[-1][0]
+    system = prompt.spans[1 if conversation.system_prompt else 0][0]
+    end = len(prompt.ids) if text else start
+    if error is None:  # not even a word more
+        try:
+            past.fit(rules)
+        except WindowFull as refusal:
+            error = refusal
+    count = Count(
+        window=rules.window,
+        reserve=rules.reserve,
+        total=end,
+        system=system,
+        history=start - system,
+        draft=end - start,
+        problem=error.message if error is not None else "",
+    )
+    if known.base is None:
+        return count
+    return replace(count, start=known.base.window.start, num_outside=known.base.window.num_outside)
+
+
+gauge = Gauge()  # of this process

@@ -1,0 +1,80 @@
+/* The context window of this page's conversation: asks the server what is in it, and shows the answer in the composer and
+   in the transcript. One question at a time, the newest next; an answer to an older one is not shown. */
+
+import { Gauge, noteOf, outsideText } from "./gauge.js";
+
+const PAUSE_MS = 250;
+const ANSWER_WITHIN_MS = 5000; // then the next one may be asked
+
+export class ContextWindow {
+  #number = 0;
+  #asked = null;
+  #isWaiting = false;
+  #timer;
+  #count = null;
+  #refusal = "";
+
+  /** ask(number) sends the question about what is being written and says whether it could be; place(element, id) puts
+      the line above a message, or takes it away; policy is the dialog about what no longer fits. */
+  constructor({ ask, place, policy }) {
+    Object.assign(this, { ask, place, policy });
+    this.gauge = new Gauge(document.getElementById("gauge"), document.getElementById("window-card"));
+    this.note = document.getElementById("window-note");
+    this.line = document.getElementById("part-window-line").content.firstElementChild.cloneNode(true);
+  }
+
+  /** What is being written, or what lies before it, is another one. */
+  changed() {
+    this.#refusal = "";
+    clearTimeout(this.#timer);
+    this.#timer = setTimeout(() => this.#next(), PAUSE_MS);
+  }
+
+  /** The line is down: no answer will come. */
+  lost() {
+    this.#asked = null;
+  }
+
+  counted(count) {
+    if (count.number !== this.#number) return;
+    this.#asked = null;
+    this.#count = count;
+    if (count.window > 0) this.policy.know(count);
+    this.gauge.show(count);
+    this.#say();
+    this.drawn();
+    if (this.#isWaiting) this.#next();
+  }
+
+  /** A send did not fit; its text is back in the field. */
+  refused(sentence) {
+    this.#refusal = sentence;
+    this.#say();
+  }
+
+  /** Messages have come or gone: the line stands where it belongs. */
+  drawn() {
+    const outside = this.#count?.outside ?? 0;
+    this.line.firstElementChild.textContent = outsideText(outside);
+    this.place(this.line, outside > 0 ? this.#count.start : null);
+  }
+
+  #next() {
+    const isAnswered = this.#asked === null || performance.now() - this.#asked > ANSWER_WITHIN_MS;
+    this.#isWaiting = !isAnswered;
+    if (this.#isWaiting) return;
+    this.#number += 1;
+    this.#asked = this.ask(this.#number) ? performance.now() : null;
+  }
+
+  #say() {
+    const refusal = this.#refusal || this.#count?.problem;
+    const text = this.#refusal || (this.#count ? noteOf(this.#count) : "");
+    const [leave, choose] = this.note.querySelectorAll("button");
+    this.note.hidden = text === "";
+    this.note.classList.toggle("is-refusal", Boolean(refusal));
+    this.note.querySelector("p").textContent = text;
+    leave.hidden = !refusal || this.policy.name !== "full";
+    choose.hidden = !refusal || document.getElementById("model-select") === null;
+  }
+}

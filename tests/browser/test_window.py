@@ -1,0 +1,153 @@
+"""What a person sees of the context window: the gauge, the line in the transcript, and the choice of what leaves."""
+
+from __future__ import annotations
+
+import os
+import re
+import uuid
+from pathlib import Path
+
+import pytest
+from playwright.sync_api import Browser, BrowserContext, Page, expect
+
+from tests.browser.conftest import Problems
+from tests.browser.screen import REPLY_WITHIN_MS, composer, questions
+from tests.browser.server import Server
+
+SHOTS = os.environ.get("RECOLLECT_SCREENSHOTS", "")  # a folder for pictures of what is tested
+LONG = "The keeper of the light counts the waves and the ships. "
+_FILL = """
+from chatapp.models import User
+from chatapp.services import turns
+import uuid
+user = User.objects.get(is_owner=True)
+name = uuid.UUID("{name}")
+parent = None
+for number in range({num}):
+    rows = turns.send_create(
+        user=user, conversation_id=name, client_id=uuid.uuid4(), text=f"Question {{number}}. {text}",
+        parent_id=parent, is_new=parent is None,
+    )
+    turns.turn_close(
+        message_id=rows.assistant_message.id, status="done", text=f"Answer {{number}}.", token_ids=[],
+        token_fingerprint="",
+    )
+    parent = rows.assistant_message.id
+"""
+
+
+@pytest.fixture(scope="module")
+def filled(server: Server, session: Path) -> str:
+    """A conversation that is longer than the window; its id."""
+    name = str(uuid.uuid4())
+    server.manage("shell", "-v0", "-c", _FILL.format(name=name, num=40, text=LONG * 18))
+    return name
+
+
+@pytest.fixture
+def shown(context: BrowserContext, filled: str) -> Page:
+    page = context.new_page()
+    page.goto(f"/c/{filled}/")
+    page.locator('[data-connection="open"]').wait_for()
+    expect(page.locator("#gauge")).to_be_visible(timeout=REPLY_WITHIN_MS)
+    return page
+
+
+def test_the_gauge_counts_while_something_is_written(page: Page) -> None:
+    gauge = page.locator("#gauge")
+    expect(gauge).to_be_visible(timeout=REPLY_WITHIN_MS)
+    before = gauge.get_attribute("aria-label")
+    composer(page).fill(LONG * 20)
+    expect(gauge).not_to_have_attribute("aria-label", str(before), timeout=REPLY_WITHIN_MS)
+    gauge.click()
+    card = page.locator("#window-card")
+    expect(card).to_contain_text("Kept for the reply")
+    total = sum(int(text.replace(",", "")) for text in card.locator("dd").all_inner_texts())
+    window = re.search(r"window holds ([\d,]+)", card.inner_text())
+    assert window is not None
+    assert total == int(window.group(1).replace(",", ""))
+    expect(card.get_by_role("button")).to_be_hidden()  # a new conversation has nothing to choose yet
+
+
+def test_the_line_stands_where_the_window_begins_also_among_older_messages(shown: Page) -> None:
+    line = shown.locator("#transcript .window-line")
+    for _ in range(100):
+        if not shown.locator("#older").is_visible():
+            break
+        shown.locator("#scroller").evaluate("(element) => { element.scrollTop = 0; }")
+        shown.wait_for_timeout(100)
+    expect(questions(shown)).to_have_count(40, timeout=REPLY_WITHIN_MS)
+    expect(line).to_have_count(1)
+    expect(line).to_contain_text(re.compile(r"The first \d+ messages are no longer sent; they stay here\."))
+    num_outside = int(re.search(r"\d+", line.inner_text()).group())  # type: ignore[union-attr]
+    above = shown.evaluate(
+        "() => [...document.querySelectorAll('#transcript > *')].findIndex((e) => e.matches('.window-line'))"
+    )
+    assert above == num_outside
+
+
+def test_another_policy_is_chosen_and_holds_at_once_in_every_tab(shown: Page, context: BrowserContext) -> None:
+    other = context.new_page()
+    other.goto(shown.url)
+    other.locator('[data-connection="open"]').wait_for()
+    shown.locator("#gauge").click()
+    shown.get_by_role("button", name="When it is full …").click()
+    dialog = shown.get_by_role("dialog", name="When the window is full")
+    expect(dialog.get_by_label("Leave out the oldest turns")).to_be_checked()
+    dialog.get_by_label("Refuse when full").check()
+    dialog.get_by_role("button", name="Save").click()
+    expect(dialog).to_be_hidden()
+    for tab in (shown, other):
+        expect(tab.locator("#window-note")).to_contain_text("This does not fit", timeout=REPLY_WITHIN_MS)
+    num = questions(shown).count()
+    composer(shown).fill("And this one?")
+    composer(shown).press("Enter")
+    expect(composer(shown)).to_have_value("And this one?", timeout=REPLY_WITHIN_MS)  # back in the field
+    assert questions(shown).count() == num
+    expect(shown.locator("#window-note")).to_contain_text("This does not fit")
+    shown.get_by_role("button", name="Let the oldest turns leave").click()
+    dialog.get_by_label("Leave out the oldest turns").check()
+    dialog.get_by_role("button", name="Save").click()
+    expect(shown.locator("#window-note")).to_be_hidden(timeout=REPLY_WITHIN_MS)
+
+
+def test_it_is_said_before_that_a_message_moves_the_window(shown: Page) -> None:
+    composer(shown).fill(LONG * 260)
+    expect(shown.locator("#window-note")).to_contain_text(
+        re.compile(r"Sending this leaves out messages \d+–\d+\."), timeout=REPLY_WITHIN_MS
+    )
+    composer(shown).fill(LONG * 1200)
+    note = shown.locator("#window-note")
+    expect(note).to_contain_text("without anything earlier the prompt would have", timeout=REPLY_WITHIN_MS)
+    composer(shown).fill("")
+    expect(note).to_be_hidden(timeout=REPLY_WITHIN_MS)
+
+
+@pytest.mark.parametrize(("width", "scheme"), [(1280, "light"), (360, "dark")])
+def test_nothing_lies_outside_the_screen(
+    width: int, scheme: str, browser: Browser, server: Server, session: Path, filled: str, problems: Problems
+) -> None:
+    context = browser.new_context(
+        base_url=server.url,
+        storage_state=session,
+        viewport={"width": width, "height": 740},
+        color_scheme=scheme,  # type: ignore[arg-type]
+    )
+    context.on("page", problems.watch)
+    page = context.new_page()
+    page.goto(f"/c/{filled}/")
+    gauge = page.locator("#gauge")
+    expect(gauge).to_be_visible(timeout=REPLY_WITHIN_MS)
+    composer(page).fill(LONG * 40)
+    page.wait_for_timeout(1000)
+    gauge.click()
+    for name in ("#window-card", "#window-dialog"):
+        box = page.locator(name).bounding_box()
+        assert box is not None
+        assert box["x"] >= 0
+        assert box["x"] + box["width"] <= width
+        if folder := SHOTS:
+            page.screenshot(path=f"{folder}/{name[1:]}-{width}-{scheme}.png")
+        if name == "#window-card":
+            page.get_by_role("button", name="When it is full …").click()
+    context.close()
