@@ -8,8 +8,10 @@ HTTP, which every hub and mirror speaks. Knows no Django.
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator
-from contextlib import contextmanager
+import time
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager, suppress
+from email.utils import parsedate_to_datetime
 
 import httpx2
 from huggingface_hub import HfApi, constants, get_session, get_token, hf_hub_url, hf_raise_for_status
@@ -34,11 +36,16 @@ _REPOSITORY = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,95}/[A-Za-z0-9_][A-Za-z0-
 _REVISION = re.compile(r"[A-Za-z0-9][A-Za-z0-9._/-]{0,199}")
 _COMMIT = re.compile(r"[0-9a-f]{40}")
 _DIGEST = re.compile(r"[0-9a-f]{40}|[0-9a-f]{64}")
+_SECONDS = re.compile(r"[0-9]{1,9}")
 _TRANSIENT = frozenset({408, 429, 500, 502, 503, 504})
 
 
 class Broken(FetchError):
-    """The hub cannot be reached or has broken off; may be tried again."""
+    """The hub cannot be reached or has broken off; may be tried again, after wait_s seconds if it has said so."""
+
+    def __init__(self, message: str, wait_s: float = 0.0) -> None:
+        super().__init__(message)
+        self.wait_s = wait_s
 
 
 class Hub:
@@ -128,7 +135,7 @@ class Hub:
                 f"There is no repository {name} at {hub}; or it is private, then set HF_TOKEN to a token that may read."
             ) from error
         except HfHubHTTPError as error:
-            raise self._refusal(error.response.status_code) from error
+            raise self._refusal(error.response.status_code, _wait_s(error.response.headers)) from error
         except OfflineModeIsEnabled as error:
             raise FetchError(f"HF_HUB_OFFLINE is set: {hub} is not asked.") from error
         except httpx2.RequestError as error:
@@ -138,13 +145,16 @@ class Hub:
                 "file or a model's folder into the models folder."
             ) from error
 
-    def _refusal(self, status: int) -> FetchError:
+    def _refusal(self, status: int, wait_s: float) -> FetchError:
         if status in (401, 403):
             return FetchError(
-                f"{self.endpoint} refuses {self.repository} ({status}): HF_TOKEN is wrong, or may not read."
+                f"{self.endpoint} refuses {self.repository} ({status}): HF_TOKEN is missing, wrong, or may not read."
             )
-        kind = Broken if status in _TRANSIENT else FetchError
-        return kind(f"{self.endpoint} answered {status} when asked for {self.repository}. Try again later.")
+        if status == httpx2.codes.NOT_FOUND:
+            return FetchError(f"{self.endpoint} has no {self.repository} (404). Is the name right, and HF_ENDPOINT?")
+        when = f"in {wait_s:.0f} s" if wait_s else "later"
+        said = f"{self.endpoint} answered {status} when asked for {self.repository}. Try again {when}."
+        return Broken(said, wait_s) if status in _TRANSIENT else FetchError(said)
 
 
 def check_repository(name: str) -> None:
@@ -154,6 +164,16 @@ def check_repository(name: str) -> None:
             f"{escaped(name)!r} is no name of a repository; they are written OWNER/NAME, such as Qwen/Qwen3-0.6B. "
             "A model that is on this machine needs no fetching: set RECOLLECT_MODEL to its path."
         )
+
+
+def _wait_s(headers: Mapping[str, str]) -> float:
+    """Retry-After, which is a number of seconds or a date; 0 when it says nothing that can be read."""
+    stated = headers.get("Retry-After", "")
+    if _SECONDS.fullmatch(stated):
+        return float(stated)
+    with suppress(ValueError):
+        return max(0.0, parsedate_to_datetime(stated).timestamp() - time.time())
+    return 0.0
 
 
 def _hub_file(entry: RepoSibling) -> HubFile:

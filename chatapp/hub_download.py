@@ -23,6 +23,7 @@ from chatapp.terminal import size
 
 MAX_FAILURES = 5  # in a row, without a byte in between
 FIRST_PAUSE_S = 1.0  # before a connection is taken up again; twice as long each time
+MAX_PAUSE_S = 120.0  # a hub that wants a longer one is left to the next run
 WORKSHOP_PREFIX = ".fetch-"  # a catalogue passes over names that begin with a dot
 _SHA1_CHARS = 40
 
@@ -107,11 +108,11 @@ def _receive(hub: Hub, file: HubFile, workshop: Path, show: Show) -> None:
     while (num_before := part.stat().st_size) < file.num_bytes:
         try:
             _append(hub, file, part, show)
-        except Broken:
+        except Broken as error:
             num_failures = 1 if part.stat().st_size > num_before else num_failures + 1
-            if num_failures > MAX_FAILURES:
+            if num_failures > MAX_FAILURES or error.wait_s > MAX_PAUSE_S:
                 raise
-            time.sleep(FIRST_PAUSE_S * 2 ** (num_failures - 1))
+            time.sleep(max(error.wait_s, FIRST_PAUSE_S * 2 ** (num_failures - 1)))
 
 
 def _append(hub: Hub, file: HubFile, part: Path, show: Show) -> None:

@@ -25,6 +25,7 @@ class HubServer:
     """Repositories, and what has been asked for. What may be set while it runs is public.
 
     cuts: file -> after how many bytes each of the next connections breaks off. Without an entry left, none does.
+    refusals: file -> status and headers of each of the next answers.
     stalls: file -> set by a test to let a connection that has sent half go on.
     """
 
@@ -33,6 +34,7 @@ class HubServer:
     gated: set[str] = field(default_factory=set)
     stated: dict[str, str] = field(default_factory=dict)  # file -> a checksum that is not its own
     cuts: dict[str, list[int]] = field(default_factory=dict)
+    refusals: dict[str, list[tuple[int, dict[str, str]]]] = field(default_factory=dict)
     stalls: dict[str, threading.Event] = field(default_factory=dict)
     half_sent: threading.Event = field(default_factory=threading.Event)
     status: int = 200  # of everything, when it is another
@@ -125,6 +127,9 @@ class _Handler(BaseHTTPRequestHandler):
     def resolve(self, repository: str, revision: str, path: str) -> None:
         if repository in self.hub.gated and self.headers.get("Authorization") != f"Bearer {TOKEN}":
             return self.refuse(403 if "Authorization" in self.headers else 401, "GatedRepo")
+        if refusals := self.hub.refusals.get(path):
+            status, headers = refusals.pop(0)
+            return self.answer(status, b"", headers)
         if revision != COMMIT:
             return self.refuse(404, "RevisionNotFound")
         content = self.hub.repositories[repository].get(path)

@@ -10,8 +10,11 @@ import signal
 import subprocess
 import sys
 import threading
+import time
 from collections.abc import Iterator
+from email.utils import formatdate
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -46,8 +49,15 @@ def hub(monkeypatch: pytest.MonkeyPatch) -> Iterator[HubServer]:
         monkeypatch.setattr(
             constants, "HUGGINGFACE_CO_URL_TEMPLATE", server.url + "/{repo_id}/resolve/{revision}/{filename}"
         )
-        monkeypatch.setattr(hub_download.time, "sleep", lambda seconds: None)
         yield server
+
+
+@pytest.fixture(autouse=True)
+def pauses(monkeypatch: pytest.MonkeyPatch) -> list[float]:
+    """How long would have been waited before a connection was taken up again."""
+    waited: list[float] = []
+    monkeypatch.setattr(hub_download, "time", SimpleNamespace(sleep=waited.append))
+    return waited
 
 
 @pytest.fixture
@@ -108,6 +118,54 @@ def test_a_connection_that_breaks_is_taken_up_where_it_was(hub: HubServer, folde
         ("bytes=10000-", 5_000),
         ("bytes=15000-", size - 15_000),
     ]
+
+
+def test_a_hub_that_is_busy_is_asked_again_when_it_says(hub: HubServer, folder: Path, pauses: list[float]) -> None:
+    in_a_minute = formatdate(time.time() + 60, usegmt=True)
+    refusals: list[tuple[int, dict[str, str]]] = [(503, {}), (429, {"Retry-After": "30"}), (502, {"Retry-After": "0"})]
+    hub.refusals[WEIGHTS] = [*refusals, (429, {"Retry-After": in_a_minute}), (500, {"Retry-After": "soon"})]
+    fetch()
+    assert pauses[:3] + pauses[4:] == [1, 30, 4, 16]
+    assert 8 < pauses[3] <= 60
+    assert (folder / "Tiny-Qwen3" / WEIGHTS).read_bytes() == hub.repositories[NAME][WEIGHTS]
+
+
+def test_a_hub_that_wants_to_be_left_alone_for_long_is_left_alone(
+    hub: HubServer, folder: Path, pauses: list[float]
+) -> None:
+    hub.refusals[WEIGHTS] = [(429, {"Retry-After": "3600"})]
+    assert "answered 429 when asked for tests/Tiny-Qwen3. Try again in 3600 s. 4.51 kB of 71 kB are kept" in refusal()
+    assert pauses == []
+    fetch()
+
+
+def test_a_network_that_ends_in_the_middle_and_comes_back(
+    hub: HubServer, folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    port, others = hub.other_port, [1, 1]
+    hub.cuts[WEIGHTS] = [10_000]
+
+    def network_changes(seconds: float) -> None:
+        hub.other_port = others.pop() if others else port
+
+    monkeypatch.setattr(hub_download, "time", SimpleNamespace(sleep=network_changes))
+    fetch()
+    size = len(hub.repositories[NAME][WEIGHTS])
+    weights = [entry[1:] for entry in hub.sent if entry[0] == WEIGHTS]
+    assert weights == [("", 10_000), ("bytes=10000-", size - 10_000)]
+
+
+def test_a_network_that_ends_in_the_middle_and_stays_away(
+    hub: HubServer, folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    port, hub.cuts[WEIGHTS] = hub.other_port, [10_000]
+    away = SimpleNamespace(sleep=lambda seconds: setattr(hub, "other_port", 1))
+    monkeypatch.setattr(hub_download, "time", away)
+    sentence = refusal()
+    assert "cannot be reached" in sentence
+    assert "14.5 kB of 71 kB are kept: the same command goes on from there" in sentence
+    hub.other_port = port
+    assert "14.5 kB of it are here from before" in fetch()
 
 
 def test_a_run_that_was_given_up_is_taken_up_by_the_next_one(hub: HubServer, folder: Path) -> None:
@@ -237,7 +295,16 @@ def test_a_gated_repository_opens_to_a_token_which_goes_no_further(
     assert hub.leaked == []
 
 
-@pytest.mark.parametrize(("status", "said"), [(503, "answered 503"), (403, "HF_TOKEN is wrong, or may not read")])
+@pytest.mark.parametrize(
+    ("status", "said"),
+    [
+        (503, "answered 503"),
+        (429, "answered 429 when asked for tests/Tiny-Qwen3. Try again later."),
+        (403, "HF_TOKEN is missing, wrong, or may not read"),
+        (401, "HF_TOKEN is missing, wrong, or may not read"),
+        (404, "has no tests/Tiny-Qwen3 (404). Is the name right"),
+    ],
+)
 def test_a_hub_that_refuses_is_quoted(hub: HubServer, folder: Path, status: int, said: str) -> None:
     hub.status = status
     assert said in refusal()

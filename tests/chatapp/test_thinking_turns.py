@@ -136,6 +136,28 @@ async def test_a_reply_that_is_nothing_but_thinking_stays_in_later_prompts(alice
     assert MARK_IDS["<think>"] in thinker.requests[-1].prompt_ids
 
 
+@pytest.mark.parametrize("policy", [ThinkingInHistory.KEEP, ThinkingInHistory.STRIP])
+@pytest.mark.parametrize("reason", [llm.FinishReason.LENGTH, llm.FinishReason.CANCELLED])
+async def test_a_continued_thought_is_kept_or_taken_out_as_one(
+    alice: User, thinker: FakeWorker, policy: ThinkingInHistory, reason: llm.FinishReason
+) -> None:
+    live = Live()
+    first = await started(live, alice, send("one"))
+    thinker.write("<think>\nhm")
+    thinker.finish(reason)
+    await ended(first)
+    await use(first, policy)
+    again = await started(live, alice, wire.TurnContinue(first.conversation_id, first.message_id))
+    thinker.write("!\n</think>\n\n" + ANSWER)
+    thinker.finish()
+    await ended(again)
+    await whole(live, thinker, alice, after(again, "two"), "Yes.")
+    whole_reply = (await stored(first)).ids or ()
+    reply = list(ANSWER.encode()) if policy == ThinkingInHistory.STRIP else list(whole_reply)
+    begin = [HEADERS["user"], *b"one", END, HEADERS["assistant"], *reply, END]
+    assert thinker.requests[-1].prompt_ids.tolist() == [*begin, HEADERS["user"], *b"two", END, HEADERS["assistant"]]
+
+
 async def test_of_another_models_reply_only_the_answer_is_encoded_again(alice: User, thinker: FakeWorker) -> None:
     live = Live()
     first = await whole(live, thinker, alice, send("one"), THOUGHT + ANSWER)

@@ -19,6 +19,7 @@ from inference.engine.opened_model import open_model
 from inference.errors import KernelsUnavailable, UnsupportedModelError
 from inference.formats.model_file import open_model_file
 from inference.inspection import inspect_model
+from inference.kernels.jit.compile_ahead import CompilingFailed, compile_ahead
 from inference.kernels.jit.cpu import available_tiers
 from inference.model.compiled import CompiledDecoder
 from inference.model.registry import choose_kernels, estimate_kv_bytes, estimate_weight_bytes, load_model
@@ -248,7 +249,6 @@ def start(folder: Path, compiler: str = sys.executable) -> tuple[str, int]:
         check=True,
         capture_output=True,
         text=True,
-        timeout=300,
     )
     return done.stderr, int(done.stdout)
 
@@ -269,6 +269,27 @@ def test_where_no_process_can_be_had_the_kernels_are_compiled_here(tmp_path: Pat
     said, num_steps = start(tmp_path / "kernels", compiler="/bin/false")
     assert "compiled here, which takes more memory: the process that compiles them ended with status 1" in said
     assert num_steps >= 7
+
+
+@pytest.mark.parametrize(
+    ("program", "said"),
+    [
+        (None, "cannot be started: .*No such file"),
+        ("kill -9 $$", "ended with status -9: it said nothing"),
+        ("echo progress 0.5; echo no memory; exit 3", "ended with status 3: no memory"),
+    ],
+)
+def test_a_process_that_compiles_nothing_says_why(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, program: str | None, said: str
+) -> None:
+    """The model is then loaded with kernels that are compiled here, as the test above shows."""
+    interpreter = tmp_path / "python"
+    if program is not None:
+        interpreter.write_text(f"#!/bin/sh\n{program}\n")
+        interpreter.chmod(0o700)
+    monkeypatch.setattr(sys, "executable", str(interpreter))
+    with pytest.raises(CompilingFailed, match=said):
+        compile_ahead(tmp_path, "numpy", (), lambda fraction: None)
 
 
 @pytest.mark.slow

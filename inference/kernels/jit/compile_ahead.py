@@ -29,11 +29,12 @@ _ROOT = Path(__file__).resolve().parents[3]
 
 
 class CompilingFailed(InferenceError):
-    """The child that compiles kernels has ended early."""
+    """The child that compiles kernels has ended early, or could not be started; then status is None."""
 
-    def __init__(self, status: int, said: str) -> None:
+    def __init__(self, status: int | None, said: str) -> None:
         self.status = status
-        super().__init__(f"the process that compiles them ended with status {status}: {said or 'it said nothing'}")
+        what = "cannot be started" if status is None else f"ended with status {status}"
+        super().__init__(f"the process that compiles them {what}: {said or 'it said nothing'}")
 
 
 def is_compiled(root: Path, tier: str, forms: Collection[Form]) -> bool:
@@ -51,9 +52,13 @@ def compile_ahead(root: Path, tier: str, forms: Collection[Form], on_progress: C
     request = {"root": str(root), "tier": tier, "forms": [asdict(form) for form in forms]}
     command = [sys.executable, "-P", "-c", _BOOT, str(_ROOT)]
     pipe = subprocess.PIPE
-    with subprocess.Popen(  # noqa: S603  our own interpreter and module
-        command, stdin=pipe, stdout=pipe, stderr=subprocess.STDOUT, text=True
-    ) as child:
+    try:
+        process = subprocess.Popen(  # noqa: S603  our own interpreter and module
+            command, stdin=pipe, stdout=pipe, stderr=subprocess.STDOUT, text=True
+        )
+    except OSError as error:  # no interpreter there, no process or memory left
+        raise CompilingFailed(None, str(error)) from error
+    with process as child:  # however long it takes: nobody knows how slow the machine is
         assert child.stdin is not None
         assert child.stdout is not None
         said = ""
