@@ -16,7 +16,7 @@ from uuid import UUID
 
 from chatapp import llm
 from chatapp.models import PrefixBreak
-from chatapp.turn.sent import Outline, Sent
+from chatapp.turn.sent import NOWHERE, Outline, Sent
 
 _SEEN_BY_THE_ENGINE = {
     llm.MissCause.EVICTED: PrefixBreak.EVICTED,
@@ -54,6 +54,11 @@ class Earlier:
     def num_read(self) -> int:
         """Tokens of the prompt whose KV it has left behind."""
         return min(self.num_common, self.sent.num_kept) if self.sent else 0
+
+    @property
+    def has_read_all(self) -> bool:
+        """Whether it has left all of its prompt behind: it was not stopped before, and the cache was on."""
+        return self.sent is not None and self.sent.num_kept >= self.sent.prompt.position
 
 
 @dataclass(frozen=True, slots=True)
@@ -154,8 +159,10 @@ def _in_history(
     end = outline.history_end
     whole = [each for each in mine if each.num_common >= end]
     if whole:  # sent before as it stands, but not read to its end
-        has_ended = any(each.sent and each.sent.num_kept >= each.sent.prompt.position for each in whole)
-        return ("", start, start) if has_ended else (PrefixBreak.FIRST_USE, start, end)
+        has_ended = any(each.has_read_all for each in whole)
+        was_off = any(each.sent and each.sent.identity.load == NOWHERE for each in whole)
+        cause = PrefixBreak.DISABLED if was_off else PrefixBreak.FIRST_USE
+        return ("", start, start) if has_ended else (cause, start, end)
     nearest = min(earlier, key=lambda each: (each.relation, -each.position, -each.created_at.timestamp()))
     differs_at = max([start, *(each.num_common for each in mine)])
     return _break_after(outline, nearest, nearest in mine, differs_at), differs_at, end

@@ -11,7 +11,7 @@ from chatapp.selectors import SentBefore
 from chatapp.services import turns
 from chatapp.turn.causes import Earlier, Explanation, Relation, explain
 from chatapp.turn.prompt import Plan
-from chatapp.turn.sent import Sent, common_lengths, identities_of, is_readable
+from chatapp.turn.sent import NOWHERE, Sent, common_lengths, identities_of, is_readable
 from chatapp.turn.stream import Reply
 
 
@@ -24,7 +24,7 @@ def compared(plan: Plan, question: Message) -> Plan:
     rows = selectors.sent_near(question)
     earlier = _beside(plan, rows, question)
     is_known = any(
-        row.model_name == plan.model and each.num_common >= plan.outline.history_end
+        row.model_name == plan.model and each.num_common >= plan.outline.history_end and each.has_read_all
         for row, each in zip(rows, earlier, strict=True)
     )
     if not is_known and question.parent_id is not None:
@@ -94,6 +94,8 @@ def numbers_of(plan: Plan, reply: Reply, finished: llm.FinishedEvent, *, user_id
             num_reused=stats.num_reused_ram + stats.num_reused_disk,
             miss=stats.miss_cause,
         )
+        if stats.miss_cause == llm.MissCause.DISABLED:
+            identity = replace(identity, load=NOWHERE)
     return turns.GenerationNumbers(
         model_name=plan.model,
         model_fingerprint=info.fingerprint if info else "",

@@ -25,6 +25,8 @@ from chatapp.selectors import HistoryMessage
 
 U64 = NDArray[np.uint64]
 
+NOWHERE = bytes(8)  # KvIdentity.load of what was read with the cache off: it was left in no memory
+
 _VERSION = 1
 _LAYOUT = struct.Struct("<B8s8s8s8s5I5QI")
 _RECORD = np.dtype(  # the same

@@ -20,7 +20,7 @@ const reasons = {
   restarted: gettext("another start of the server had read it, and it was not on disk"),
   unloaded: gettext("the model had left memory in between"),
   other_salt: gettext("the secret key of the server has changed"),
-  disabled: gettext("the prefix cache is switched off"),
+  disabled: gettext("the prefix cache is off, or was when this was read before"),
   unknown: gettext("the reason is not known"),
 };
 

@@ -281,6 +281,26 @@ async def the_cache_switched_off(s: Studio, _: Setup) -> LiveTurn:
     return await talk(s)
 
 
+@story(PrefixBreak.DISABLED, "question 2")
+async def the_cache_off_for_a_while(s: Studio, setup: Setup) -> LiveTurn:
+    await s.restart(kv_dir=setup.folder, kv_disk_bytes=1 << 24)
+    turn = await talk(s, 1)
+    await s.restart(is_prefix_cache_enabled=False)
+    turn = await s.ask(QUESTIONS[1], "So.", after=turn)
+    await s.restart(is_prefix_cache_enabled=True)
+    told = await s.ask(QUESTIONS[2], after=turn)
+    numbers = await numbers_of(told)
+    assert 0 < numbers.num_known <= numbers.num_reused_disk
+    return told
+
+
+@story(PrefixBreak.DISABLED, "head", is_prefix_cache_enabled=False)
+async def the_cache_off_in_the_beginning(s: Studio, _: Setup) -> LiveTurn:
+    turn = await talk(s, 1)
+    await s.restart(is_prefix_cache_enabled=True)
+    return await s.ask(QUESTIONS[1], after=turn)
+
+
 @story(PrefixBreak.UNKNOWN, "head")
 async def turns_from_before_such_things_were_kept(s: Studio, _: Setup) -> LiveTurn:
     turn = await talk(s)
