@@ -136,6 +136,34 @@ async def test_a_reply_that_is_nothing_but_thinking_stays_in_later_prompts(alice
     assert MARK_IDS["<think>"] in thinker.requests[-1].prompt_ids
 
 
+@pytest.mark.parametrize("policy", ThinkingInHistory.values)
+async def test_a_thought_that_never_ends_is_continued_and_all_of_it_replayed(
+    alice: User, thinker: FakeWorker, policy: str
+) -> None:
+    live = Live()
+    first = await started(live, alice, send("one"))
+    thinker.write("<think>\nhm")
+    thinker.finish(llm.FinishReason.LENGTH)
+    await ended(first)
+    await use(first, ThinkingInHistory(policy))
+    tab = Tab(live)
+    tab.watcher.watch(first.conversation_id)
+    again = await started(live, alice, wire.TurnContinue(first.conversation_id, first.message_id))
+    thinker.write(", and")
+    thinker.finish(llm.FinishReason.LENGTH)
+    end = await ended(again)
+    assert end.thinking is not None
+    assert not end.thinking.is_running
+    message = await stored(first)
+    assert (message.text, message.answer, message.thinking_chars) == ("<think>\nhm, and", "", len("<think>\nhm, and"))
+    times = [each.thinking_s async for each in Generation.objects.order_by("created_at")]
+    assert 0 < times[0] <= times[1]
+    assert end.thinking.ms == round(1000 * times[1])
+    kept = [*thinker.requests[-1].prompt_ids.tolist(), *b", and"]
+    await whole(live, thinker, alice, after(again, "two"), "Yes.")
+    assert thinker.requests[-1].prompt_ids.tolist()[: len(kept)] == kept
+
+
 @pytest.mark.parametrize("policy", [ThinkingInHistory.KEEP, ThinkingInHistory.STRIP])
 @pytest.mark.parametrize("reason", [llm.FinishReason.LENGTH, llm.FinishReason.CANCELLED])
 async def test_a_continued_thought_is_kept_or_taken_out_as_one(
