@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import time
 import tracemalloc
 from contextlib import suppress
 
@@ -12,6 +11,7 @@ from jinja2.sandbox import ImmutableSandboxedEnvironment
 
 from inference.errors import TemplateError
 from inference.tokenizer.sandbox import Sandbox
+from tests.patience import soon_done
 
 MESSAGES = [{"role": "user", "content": "hello"}, {"role": "assistant", "content": "Hi there!"}]
 
@@ -124,10 +124,8 @@ BOMBS = {
 
 @pytest.mark.parametrize("name", BOMBS)
 def test_a_bomb_is_stopped_before_it_takes_long(name: str) -> None:
-    began = time.process_time()
-    with pytest.raises(TemplateError):
+    with soon_done(), pytest.raises(TemplateError):
         render(BOMBS[name])
-    assert time.process_time() - began < 2
 
 
 HUNGRY = [
@@ -246,10 +244,8 @@ CONVOLUTED = {
 def test_a_template_is_refused_before_compiling_it_takes_long(name: str) -> None:
     source = CONVOLUTED[name]
     assert len(source) < 1 << 16
-    began = time.process_time()
-    with suppress(TemplateError):
+    with soon_done(), suppress(TemplateError):
         Sandbox(source)
-    assert time.process_time() - began < 1
 
 
 def test_whatever_a_template_does_wrong_is_an_error_of_the_template() -> None:

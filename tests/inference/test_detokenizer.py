@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import time
 from pathlib import Path
 
 import pytest
@@ -10,7 +9,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from inference.formats.model_file import open_model_file
-from inference.tokenizer.detokenizer import Detokenizer
+from inference.tokenizer.detokenizer import Detokenizer, _StopMatcher
 from inference.tokenizer.tokenizer import Tokenizer
 from tests.examples import examples
 from tests.inference.tiny_tokenizers import byte_level_spec, sentencepiece_spec
@@ -125,20 +124,25 @@ def test_a_continued_reply_keeps_the_space_that_joins_it() -> None:
     assert Detokenizer(tokenizer, is_continuation=True).add(space_hello) == " hello"
 
 
-def test_the_cost_of_a_token_does_not_grow_with_the_reply(tokenizer: Tokenizer) -> None:
-    (token_id, *_) = tokenizer.encode("a")
-    stop = ("a" * 500 + "b",)
+def test_the_cost_of_a_token_does_not_grow_with_the_reply(
+    tokenizer: Tokenizer, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Each character is looked at once, and no more is kept than a stop string may take back."""
+    num_looks, look = 0, _StopMatcher.add
 
-    def seconds(num_tokens: int) -> float:
-        detokenizer = Detokenizer(tokenizer, stop)
-        began = time.process_time()
-        for _ in range(num_tokens):
-            detokenizer.add(token_id)
-        return time.process_time() - began
+    def look_and_count(self: _StopMatcher, char: str) -> bool:
+        nonlocal num_looks
+        num_looks += 1
+        return look(self, char)
 
-    assert min(seconds(20_000) for _ in range(3)) < 40 * min(
-        seconds(2_000) for _ in range(3)
-    )  # 100 if it were quadratic
+    monkeypatch.setattr(_StopMatcher, "add", look_and_count)
+    stop = "a" * 500 + "b"
+    detokenizer = Detokenizer(tokenizer, (stop,))
+    num_shown = 0
+    for token_id in tokenizer.encode("a" * 3000):
+        num_shown += len(detokenizer.add(token_id))
+        assert len(detokenizer._held) < len(stop)
+    assert num_shown + len(detokenizer._held) == num_looks == 3000
 
 
 @pytest.mark.model

@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 import struct
-import time
 import tracemalloc
 from collections.abc import Callable
+from contextlib import suppress
 from pathlib import Path
 
 import numpy as np
@@ -18,6 +18,7 @@ from inference.formats.model_file import open_model_file
 from tests.examples import examples
 from tests.inference import tiny_models as tiny
 from tests.inference.tiny_models import ARRAY, F32, I32, STRING, U32, U64, Gguf, string
+from tests.patience import soon_done
 
 NORM = "output_norm.weight"
 EMBEDDING = "token_embd.weight"
@@ -26,14 +27,12 @@ EMBEDDING = "token_embd.weight"
 def refused(path: Path) -> ModelFileError:
     """The error that opening the file ends in, after little time and memory."""
     tracemalloc.start()
-    began = time.monotonic()
     try:
-        with pytest.raises(ModelFileError) as caught:
+        with soon_done(), pytest.raises(ModelFileError) as caught:
             open_model_file(path)
-        elapsed, (_, peak) = time.monotonic() - began, tracemalloc.get_traced_memory()
+        _, peak = tracemalloc.get_traced_memory()
     finally:
         tracemalloc.stop()
-    assert elapsed < 1
     assert peak < 50 << 20
     return caught.value
 
@@ -191,13 +190,7 @@ def test_a_flipped_bit_of_the_header_is_refused_or_harmless(tmp_path: Path, bits
         raw = bytearray(RAW)
         raw[bit // 8] ^= 1 << bit % 8
         path.write_bytes(raw)
-        began = time.monotonic()
-        try:
+        with soon_done(), suppress(ModelFileError), np.errstate(all="ignore"):
             model = open_model_file(path)
-        except ModelFileError:
-            pass
-        else:
-            with np.errstate(all="ignore"):
-                for name in model.tensor_names():
-                    model.tensor(name)
-        assert time.monotonic() - began < 1
+            for name in model.tensor_names():
+                model.tensor(name)

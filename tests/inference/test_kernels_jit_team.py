@@ -11,6 +11,7 @@ import pytest
 from inference.kernels.jit.kernel_cache import entry
 from inference.kernels.jit.team import STOP, Team, add_atomic, done, enter, leave, next_pass, take, wait
 from inference.kernels.jit.vectors import get_i64, set_i64
+from tests.patience import PATIENCE_S
 
 NUM_STAGES, NUM_TASKS = 50, 7
 COUNTERS, OUT = 0, 16 * NUM_STAGES  # bytes in each half
@@ -72,10 +73,10 @@ def test_threads_sleep_when_there_is_nothing_to_do_and_come_back() -> None:
 
     team = Team(2, serve_and_tell)
     for number in range(1, 4):
-        assert slept.acquire(timeout=10)
+        assert slept.acquire(timeout=PATIENCE_S)
         memory[team.prepare() * HALF // 8 :][: HALF // 8] = 0
         team.start()
-        deadline = time.monotonic() + 10
+        deadline = time.monotonic() + PATIENCE_S
         while memory[-1] != number:  # the thread itself says that it has come
             assert time.monotonic() < deadline
         run(address + number % 2 * HALF)
