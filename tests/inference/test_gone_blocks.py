@@ -29,6 +29,16 @@ def test_a_cause_is_told_for_what_is_gone_at_that_place_and_nothing_else():
     assert gone.cause(HERE, rows(1, 2, 9), 2) == MissCause.NEW  # and were found
 
 
+def test_no_token_of_what_is_gone_is_kept():
+    gone = GoneBlocks(8)
+    secret = rows(48_611, 1_234_567, 48_611, 7_654_321)
+    gone.add(HERE, secret, MissCause.PURGED)
+    kept = b"".join(key for places in gone._at.values() for key in places)
+    assert len(kept) == 16
+    assert all(row.tobytes() not in kept for row in secret)
+    assert len(set(np.frombuffer(kept, np.int32).tolist())) == 4  # equal tokens have digests of their own
+
+
 def test_the_one_that_would_have_given_most_counts_then_the_last():
     gone = GoneBlocks(8)
     gone.add(HERE, rows(1, 2, 3), MissCause.PURGED)
@@ -48,7 +58,7 @@ def test_what_is_cached_again_is_not_gone():
     gone.discard(HERE, rows(1, 2, 3, 4))
     assert gone.cause(HERE, rows(1, 2, 3, 4), 0) == MissCause.NEW
     assert not gone._at
-    assert not any(gone._tokens.values())
+    assert not any(gone._rows.values())
 
 
 def test_it_forgets_the_oldest_and_evictions_push_out_no_purge():
