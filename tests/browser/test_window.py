@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 import re
 import uuid
 from pathlib import Path
@@ -14,7 +13,6 @@ from tests.browser.conftest import Problems
 from tests.browser.screen import REPLY_WITHIN_MS, composer, questions
 from tests.browser.server import Server
 
-SHOTS = os.environ.get("RECOLLECT_SCREENSHOTS", "")  # a folder for pictures of what is tested
 LONG = "The keeper of the light counts the waves and the ships. "
 _FILL = """
 from chatapp.models import User
@@ -146,8 +144,6 @@ def test_nothing_lies_outside_the_screen(
         assert box is not None
         assert box["x"] >= 0
         assert box["x"] + box["width"] <= width
-        if folder := SHOTS:
-            page.screenshot(path=f"{folder}/{name[1:]}-{width}-{scheme}.png")
         if name == "#window-card":
             page.get_by_role("button", name="When it is full …").click()
     context.close()
