@@ -19,6 +19,7 @@ import pytest
 from tests.conftest import ROOT
 from tests.faults.browser import Socket, send_frame
 from tests.faults.conftest import ServerProcess, environment
+from tests.patience import PATIENCE_S
 
 pytestmark = [pytest.mark.model, pytest.mark.slow]
 
@@ -26,7 +27,6 @@ Manage = Callable[..., "subprocess.CompletedProcess[str]"]
 SENTENCE = "Sentence {} speaks of the sea, the wind and the light."  # 15 tokens
 QUESTION = "What do these sentences speak of?"
 DAY_S = 86_400
-PATIENCE_S = 300  # for a busy machine
 
 
 @dataclass(frozen=True)
@@ -58,9 +58,9 @@ class Product:
         text = " ".join(SENTENCE.format(n) for n in range(num_sentences))
         accepted = await socket.ask(send_frame(text))
         ids = {name: accepted[name] for name in ("conversation", "message")}
-        await socket.next("turn.delta", timeout_s=PATIENCE_S)
+        await socket.next("turn.delta")
         await socket.send({"type": "turn.stop", **ids})
-        end = await socket.next("turn.end", timeout_s=PATIENCE_S)
+        end = await socket.next("turn.end")
         socket.drop()
         return Talk(**ids, stats=end["stats"])
 
@@ -69,7 +69,7 @@ class Product:
         socket = await Socket.open(self.server.port, self.server.cookies["ada"])
         ids = {"conversation": talk.conversation, "parent": talk.message}
         await socket.send(send_frame(text, is_new=False, **ids))
-        end = await socket.next("turn.end", timeout_s=PATIENCE_S)
+        end = await socket.next("turn.end")
         socket.drop()
         status, reply = self.server.message(end["message"])
         assert status == "done"
@@ -77,7 +77,7 @@ class Product:
 
     def stop(self) -> None:
         self.server.terminate()
-        assert self.server.wait(15) == 0
+        assert self.server.wait() == 0
 
     def execute(self, sql: str, *values: str) -> None:
         with sqlite3.connect(self.server.data / "recollect.sqlite3") as connection:
