@@ -56,7 +56,7 @@ def test_a_search_shows_only_what_has_the_words_in_its_title(page: Page) -> None
     field.fill("zebra")
     expect(rows(page)).to_have_count(1)
     field.fill("no such title")
-    expect(page.locator(".conversations-empty")).to_have_text("No title has “no such title” in it.")
+    expect(page.locator(".conversations-empty")).to_have_text("No conversation has “no such title” in it.")
     field.fill("")
     expect(rows(page).first).to_be_visible()
 

@@ -80,7 +80,8 @@ def test_another_model_is_chosen_switched_to_and_back(page: Page, model_path: Pa
     expect(note).to_be_hidden()
     told = facts(page)
     assert first in told
-    assert "another model answered before" in told
+    # Unless it was read while nobody waited, between the choice and the message.
+    assert "another model answered before" in told or "of the history were remembered" in told
 
     select.select_option(OTHER)
     expect(note).to_have_text(re.compile(rf"^Of the history of \d+ tokens {OTHER} still remembers \d+; \d+ will be"))

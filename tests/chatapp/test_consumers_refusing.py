@@ -72,6 +72,7 @@ def frame_about(cls: type[wire.ClientFrame], conversation: object, message: obje
         "client_id": str(uuid.uuid4()),
         "text": "hello",
         "seq": 1,
+        "number": 1,
         "is_new": False,
         "preset": None,
         "model": None,

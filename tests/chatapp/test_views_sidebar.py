@@ -58,7 +58,7 @@ def test_a_search_finds_titles_of_this_person_only(client: Client, alice: User, 
     html = client.get(reverse("conversations"), {"q": "番茄"}).content.decode()
     assert re.findall(r'<span class="title">(.*?)</span>', html) == ["番茄炒蛋"]
     html = client.get(reverse("conversations"), {"q": "<none>"}).content.decode()
-    assert "No title has “&lt;none&gt;” in it." in html
+    assert "No conversation has “&lt;none&gt;” in it." in html
 
 
 def test_pages_of_the_list_follow_on_one_another(client: Client, alice: User) -> None:
