@@ -90,8 +90,9 @@ def run_rounds(commands: Mapping[str, list[str | Path]], num_rounds: int) -> dic
     runs: dict[str, list[dict[str, Any]]] = {title: [] for title in commands}
     for number in range(num_rounds):
         for title, command in commands.items():
-            print(f"round {number + 1} of {num_rounds}: {title} ...", flush=True)
+            print(f"round {number + 1} of {num_rounds}: {title} ...", end=" ", flush=True)
             runs[title].append(last_line(command))
+            print(", ".join(f"{name} {value:.0f}" for name, value in named(runs[title][-1]).items()), flush=True)
     return runs
 
 
