@@ -316,7 +316,8 @@ class Summary(models.Model):
     """A text that stands in prompts for all messages from the first to `until`, on every branch that holds that one.
 
     Written by the model, perhaps changed by a person. An edit of a covered message makes another branch, whose prompts
-    know nothing of it. earlier: the summary that was folded into this one.
+    know nothing of it. earlier: the summary that was folded into this one. num_missing: so many of these messages it
+    cannot know, for they had left the window without one when it was written.
     """
 
     id = models.UUIDField(primary_key=True, default=uuid.uuid4, editable=False)
@@ -329,6 +330,7 @@ class Summary(models.Model):
     )
     text = models.TextField(_("text"))
     num_messages = models.PositiveIntegerField(_("messages"))
+    num_missing = models.PositiveIntegerField(_("messages it does not know"), default=0)
     model_name = models.CharField(_("model"), max_length=200, blank=True)
     is_edited = models.BooleanField(_("changed by a person"), default=False)
     created_at = models.DateTimeField(_("created"), auto_now_add=True)
@@ -419,14 +421,18 @@ class Generation(models.Model):
     thinking_s = models.FloatField(_("thinking, s"), default=0)
     num_known = models.PositiveIntegerField(_("read before"), default=0)
     prefix_break = models.CharField(_("prefix ended by"), max_length=32, choices=PrefixBreak.choices, blank=True)
-    # The context window: which message it began with (none: the first), how many had left it on this branch, which
-    # summary stood for them, and how many tokens a prompt might have when that was decided.
+    # The context window: which message it began with (none: the first), how many had left it on this branch, and how
+    # many of them with this very turn, which summary stood for them, for how many none did though the policy wants one,
+    # and how many tokens a prompt might have when that was decided. is_cut_by_window: the reply ended for want of room.
     window_start = models.UUIDField(_("window begins with"), null=True, blank=True)
     num_outside = models.PositiveIntegerField(_("messages outside the window"), default=0)
+    num_left = models.PositiveIntegerField(_("messages that left with this turn"), default=0)
+    num_unsummarised = models.PositiveIntegerField(_("messages outside without a summary"), default=0)
     summary = models.ForeignKey(
         "Summary", models.SET_NULL, null=True, blank=True, related_name="generations", verbose_name=_("summary")
     )
     window_limit = models.PositiveIntegerField(_("window in tokens"), default=0)
+    is_cut_by_window = models.BooleanField(_("cut by the window"), default=False)
     break_message = models.ForeignKey(
         Message,
         models.SET_NULL,

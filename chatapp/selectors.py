@@ -118,12 +118,21 @@ class SentBefore(NamedTuple):
 
 
 class SummaryText(NamedTuple):
-    """A summary of everything on a path from the first message to `until`, which lies at `position`."""
+    """A summary of everything on a path from the first message to `until`, which lies at `position`.
+
+    num_missing: so many of these messages it does not know.
+    """
 
     id: UUID
     until: UUID
     position: int
     text: str
+    num_missing: int = 0
+
+    @property
+    def num_told(self) -> int:
+        """How many messages it really sums up."""
+        return self.position + 1 - self.num_missing
 
 
 @dataclass(frozen=True, slots=True)
@@ -324,7 +333,7 @@ def summaries(leaf: Message) -> list[SummaryText]:
     """The newest summary of each stretch from the first message to one on the path to `leaf`, shortest first."""
     found: dict[UUID, SummaryText] = {}
     rows = Summary.objects.filter(conversation_id=leaf.conversation_id, until__position__lt=leaf.position)
-    for row in rows.order_by("created_at").values_list("id", "until_id", "until__position", "text"):
+    for row in rows.order_by("created_at").values_list("id", "until_id", "until__position", "text", "num_missing"):
         summary = SummaryText(*row)
         found[summary.until] = summary
     on_path = path_ids(leaf, list(found), below=leaf.position)

@@ -190,6 +190,8 @@ class TurnStats:
 
     reencoded: earlier replies that had to be encoded again. known: of the prompt, what earlier turns had read. cause:
     why no more was reused, a models.PrefixBreak; from which message on, and its depth; "" and None for the beginning.
+    outside: messages that had left the window, and `left` of them with this turn; unsummarised: for so many of them no
+    summary stands, though the policy wants one. is_cut_by_window: a reply that ended by length had no more room.
     """
 
     prompt_tokens: int
@@ -206,6 +208,11 @@ class TurnStats:
     cause: str = ""
     cause_message: str = ""
     cause_position: int | None = None
+    outside: int = 0
+    left: int = 0
+    unsummarised: int = 0
+    has_summary: bool = False
+    is_cut_by_window: bool = False
 
 
 @dataclass(frozen=True, slots=True)

@@ -17,8 +17,13 @@ MAX_CHARS = 20_000
 
 
 @translated()
-def summary_create(*, until_id: UUID, text: str, model_name: str, earlier_id: UUID | None = None) -> Summary | None:
-    """What a model has written for all messages up to `until_id`. None: the conversation is gone."""
+def summary_create(
+    *, until_id: UUID, text: str, model_name: str, earlier_id: UUID | None = None, num_missing: int = 0
+) -> Summary | None:
+    """What a model has written for all messages up to `until_id`. None: the conversation is gone.
+
+    num_missing: so many of them it has not been told of.
+    """
     with transaction.atomic():
         until = Message.objects.filter(id=until_id).first()
         if until is None:
@@ -31,6 +36,7 @@ def summary_create(*, until_id: UUID, text: str, model_name: str, earlier_id: UU
             earlier_id=earlier_id,
             text=text,
             num_messages=until.position + 1,
+            num_missing=num_missing,
             model_name=model_name,
         )
 
@@ -59,6 +65,7 @@ def summary_edit(*, user: User, conversation_id: UUID, summary_id: UUID, text: s
             earlier_id=old.earlier_id,
             text=text,
             num_messages=old.num_messages,
+            num_missing=old.num_missing,
             model_name=old.model_name,
             is_edited=True,
         )

@@ -82,8 +82,11 @@ class GenerationNumbers:
     prefix_break: str = ""
     window_start: UUID | None = None
     num_outside: int = 0
+    num_left: int = 0
+    num_unsummarised: int = 0
     summary_id: UUID | None = None
     window_limit: int = 0
+    is_cut_by_window: bool = False
     break_message_id: UUID | None = None
     break_position: int | None = None
     sent: bytes | None = None

@@ -70,11 +70,19 @@ class Fit:
     first: int
 
 
-def fit(num_turns: int, build: Callable[[int], tuple[Prompt, Sequence[int]]], rules: Rules, first: int = 0) -> Fit:
+def fit(
+    num_turns: int,
+    build: Callable[[int], tuple[Prompt, Sequence[int]]],
+    rules: Rules,
+    first: int = 0,
+    *,
+    is_continued: bool = False,
+) -> Fit:
     """The prompt of the turns from `first` on, or of fewer when the trigger has been passed.
 
     build(first): the prompt of the turns from there on, and for each of them the token at which it begins. It is called
-    once when nothing has to leave, and mostly twice otherwise. Raises WindowFull with the numbers.
+    once when nothing has to leave, and mostly twice otherwise. is_continued: the prompt ends with a reply that is to go
+    on. Raises WindowFull with the numbers.
     """
     prompt, starts = build(first)
     trigger, target = rules.marks(starts[0])
@@ -84,7 +92,7 @@ def fit(num_turns: int, build: Callable[[int], tuple[Prompt, Sequence[int]]], ru
             prompt, starts = build(first)
     num_tokens = len(prompt.ids)
     if num_tokens > rules.room:
-        raise _window_full(num_tokens, rules, is_last=first == num_turns - 1)
+        raise _window_full(num_tokens, rules, is_last=first == num_turns - 1, is_continued=is_continued)
     return Fit(prompt, min(rules.max_tokens, rules.window - num_tokens), first)
 
 
@@ -94,8 +102,20 @@ def num_leaving(starts: Sequence[int], num_tokens: int) -> int:
     return next((num for num, gain in enumerate(gained, 1) if gain >= num_tokens), len(starts) - 1)
 
 
-def _window_full(num_tokens: int, rules: Rules, *, is_last: bool) -> WindowFull:
-    if rules.is_cut or is_last:
+def _window_full(num_tokens: int, rules: Rules, *, is_last: bool, is_continued: bool) -> WindowFull:
+    if is_continued and (rules.is_cut or is_last):
+        sentence = _(
+            "This reply cannot go on: with nothing but its question the prompt would have %(prompt)s tokens and "
+            "%(reserve)s are kept for the rest, but the model's window holds %(window)s. What has been written stays. "
+            "Go on with a new message, or choose a model with a longer window."
+        )
+    elif is_continued:
+        sentence = _(
+            "This reply cannot go on: the conversation would have %(prompt)s tokens and %(reserve)s are kept for the "
+            "rest, but the model's window holds %(window)s. What has been written stays. Let the oldest turns leave "
+            "the window, or choose a model with a longer one."
+        )
+    elif rules.is_cut or is_last:
         sentence = _(
             "This does not fit: without anything earlier the prompt would have %(prompt)s tokens and %(reserve)s are "
             "kept for the reply, but the model's window holds %(window)s. Nothing has been stored. Shorten the message."

@@ -45,14 +45,17 @@ _MAX_HELD_BACK = 64  # tokens whose text was not shown yet when a reply was cut 
 class Window:
     """What of a path is in a prompt. start: the first message, None for the very first; num_outside: those before it.
 
-    limit: the Rules.limit for which that was decided; 0 for turns of a time that knew no windows. summary: which one
-    stands for what is before it, or for as much of that as there was a summary of.
+    num_left: of them, those that have left with this very turn. limit: the Rules.limit for which that was decided; 0
+    for turns of a time that knew no windows. summary: which one stands for what is before it, or for as much of that as
+    there was a summary of; num_unsummarised: for so many none does, though the policy wants one.
     """
 
     start: UUID | None = None
     num_outside: int = 0
     limit: int = 0
     summary: UUID | None = None
+    num_left: int = 0
+    num_unsummarised: int = 0
 
 
 @dataclass(frozen=True, slots=True)
@@ -60,8 +63,9 @@ class Plan:
     """All that the engine needs for a turn. text and token_ids are the reply so far, empty unless it is continued.
 
     token_ids None: no ids stand for exactly that text, so none can be stored for the whole reply either.
-    reader: tells thinking from the answer. outline: where the parts of the prompt lie, and what they are; earlier: what
-    it is compared with, once the turn has ended.
+    is_clipped: the window has less room for the reply than it may have. reader: tells thinking from the answer.
+    outline: where the parts of the prompt lie, and what they are; earlier: what it is compared with, once the turn has
+    ended.
     """
 
     conversation: Conversation
@@ -77,6 +81,7 @@ class Plan:
     token_ids: tuple[int, ...] | None = ()
     reader: llm.ThinkingReader | None = None
     window: Window = Window()
+    is_clipped: bool = False
     recalled: Recalled | None = None  # to be stored with the question
     earlier: tuple[Earlier, ...] = ()
 
@@ -86,11 +91,13 @@ def plan_turn(
     read: Read,
     reply: Message,
     *,
+    before: Generation | None = None,
     find: Callable[[int], Sequence[Hit]] | None = None,
 ) -> Plan:
     """The prompt of what was read (past_of) of the path to the question, and after it what `reply` holds already.
 
-    find: what among so many first messages of the path the question is about, if that is to be recalled.
+    before: what the turn goes on from. find: what among so many first messages of the path the question is about, if
+    that is to be recalled.
     Blocking; touches no database but by `find`. Raises WindowFull, Invalid, EngineUnavailable.
     """
     model = model_of(conversation)
@@ -99,7 +106,7 @@ def plan_turn(
     begun = _begun(reply, model, fingerprint) if reply.text else _Begun()
     rules = rules_of(conversation)
     past, fit = fitted(Past(conversation, read), rules, begun.ids)
-    window = past.window_from(fit.first, rules)
+    window = past.window_from(fit.first, rules, before)
     recalled = _recalled(model, read.messages[-1].text, find(window.num_outside), rules, fit) if find else None
     if recalled is not None:
         past = past.with_context(recalled.text)
@@ -135,6 +142,7 @@ def plan_turn(
         else None,
         reader=llm.thinking_reader(model, is_thinking_off=conversation.is_thinking_off),
         window=window,
+        is_clipped=fit.max_reply_tokens < rules.max_tokens,
         recalled=recalled,
     )
 
@@ -199,6 +207,7 @@ class Past:
         self._read = Read(rows, read.summaries)
         self._rows = rows
         self._asked = asked
+        self._wants_summary = conversation.context_policy == ContextPolicy.SUMMARISE
         earlier = [summary for summary in read.summaries if rows and summary.position < rows[0].position]
         self.summary = earlier[-1] if earlier else None
         replayed = replay(conversation, rows)
@@ -235,7 +244,7 @@ class Past:
             starts = [prompt.spans[offset + index][0] for index in self._questions[turn:]]
             return (llm.extended(prompt, begun) if begun else prompt), starts
 
-        return context.fit(len(self._questions), build, rules, first)
+        return context.fit(len(self._questions), build, rules, first, is_continued=bool(begun))
 
     def prompt_from(self, turn: int) -> llm.Prompt:
         """The prompt of this turn and all behind it, whether it fits or not. Raises Invalid."""
@@ -267,11 +276,18 @@ class Past:
         index = self._questions[turn]
         return self._rows[0].position + index
 
-    def window_from(self, turn: int, rules: Rules) -> Window:
-        """What of the path a prompt from this turn on holds."""
-        first = self._rows[self._questions[turn]]
-        start = first.id if first.position else None
-        return Window(start, self.num_outside(turn), rules.limit, self.summary.id if self.summary else None)
+    def window_from(self, turn: int, rules: Rules, before: Generation | None = None) -> Window:
+        """What of the path a prompt from this turn on holds. before: what the turn goes on from."""
+        first, summary, num_outside = self._rows[self._questions[turn]], self.summary, self.num_outside(turn)
+        num_unsummarised = num_outside - (summary.num_told if summary else 0)
+        return Window(
+            start=first.id if first.position else None,
+            num_outside=num_outside,
+            limit=rules.limit,
+            summary=summary.id if summary else None,
+            num_left=max(0, num_outside - (before.num_outside if before else 0)),
+            num_unsummarised=num_unsummarised if self._wants_summary else 0,
+        )
 
 
 def fitted(past: Past, rules: Rules, begun: Sequence[int] = ()) -> tuple[Past, Fit]:

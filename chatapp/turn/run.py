@@ -100,7 +100,7 @@ def _admit(user: User, frame: TurnFrame) -> tuple[turns.TurnRows, Plan | None]:
         conversation, question = rows.conversation, rows.user_message
         read = past_of(conversation, question, before)
         find = partial(search.related, conversation, question) if is_asked and conversation.has_recall else None
-        plan = compared(plan_turn(conversation, read, rows.assistant_message, find=find), question)
+        plan = compared(plan_turn(conversation, read, rows.assistant_message, before=before, find=find), question)
         if plan.recalled is not None:
             turns.context_add(question, text=plan.recalled.text, sources=plan.recalled.sources)
 

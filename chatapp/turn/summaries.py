@@ -121,6 +121,7 @@ async def _summarise(conversation_id: UUID, user_id: int, plan: Plan, due: Due) 
         text=text,
         model_name=plan.model,
         earlier_id=plan.window.summary,
+        num_missing=plan.window.num_unsummarised,
     )
     if made is None:  # deleted meanwhile
         return False

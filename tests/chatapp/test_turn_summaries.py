@@ -108,6 +108,10 @@ async def test_it_is_there_when_the_window_moves(alice: User, small: FakeWorker)
     summary = await Summary.objects.select_related("until").aget()
     assert numbers.summary_id == summary.id
     assert numbers.num_outside == summary.num_messages == summary.until.position + 1
+    assert (numbers.num_unsummarised, summary.num_missing) == (0, 0)
+    moved = await Generation.objects.aget(num_left__gt=0)
+    assert moved.num_left == moved.num_outside == summary.num_messages
+    assert moved.num_unsummarised == 0
     assert summary.until.role == "assistant"
     moves = [i for i, text in enumerate(sent) if SUMMARY in text]
     assert moves == list(range(moves[0], len(sent)))
@@ -131,8 +135,32 @@ async def test_without_one_the_turns_leave_all_the_same(alice: User, small: Fake
     turn = await until_moved(live, small, alice, await begun(live, small, alice), written=written)
     numbers = await generation(turn)
     assert (numbers.summary_id, numbers.num_outside > 0) == (None, True)
+    assert numbers.num_unsummarised == numbers.num_outside, "and the turn says so"
     assert FACT not in text_of(turns_of(small)[-1])
     assert len(asked(small)) > 1, "each reply brings another attempt"
+
+
+async def test_what_left_without_one_is_no_part_of_the_next_one(alice: User, small: FakeWorker) -> None:
+    live = Live()
+    turn = await until_moved(live, small, alice, await begun(live, small, alice), written="Cat.")
+    num_lost = (await generation(turn)).num_outside
+    while (numbers := await generation(turn)).summary_id is None:
+        assert numbers.num_unsummarised == numbers.num_outside
+        turn = await go_on(live, small, alice, turn, 1)
+    assert numbers.summary is not None
+    assert numbers.summary.num_missing == numbers.num_unsummarised == num_lost < numbers.num_outside
+    edit = sync_to_async(summary_edit)
+    names = {"conversation_id": turn.conversation_id, "summary_id": numbers.summary.id}
+    assert (await edit(user=alice, text="Mitzi, and much that is forgotten.", **names)).num_missing == num_lost
+
+
+async def test_other_policies_miss_no_summary(alice: User, small: FakeWorker) -> None:
+    live = Live()
+    first = await begun(live, small, alice, context_policy=ContextPolicy.TRUNCATE)
+    turn = await until_moved(live, small, alice, first)
+    assert (await generation(turn)).num_unsummarised == 0
+    moved = await Generation.objects.aget(num_left__gt=0)
+    assert moved.num_left == moved.num_outside
 
 
 async def test_no_turn_waits_for_one(alice: User, small: FakeWorker) -> None:
