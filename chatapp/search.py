@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Collection, Sequence
 from dataclasses import dataclass
+from itertools import accumulate
 from math import log
 from uuid import UUID
 
@@ -23,7 +24,8 @@ from chatapp.words import Term, index_words, query_terms, telling_words
 TABLE = SearchEntry._meta.db_table
 FTS_TABLE = f"{TABLE}_fts"
 TSVECTOR = "array_to_tsvector(string_to_array(e.keys, ' '))"  # no parser, no language: keys are words already
-_MAX_HITS = 500  # messages looked at for one word
+MAX_OF_WORD = 200  # messages of a conversation; what more of them have tells nothing about one
+_MAX_RELATED = 400  # messages that are looked at
 _MAX_TERMS = 32  # of a query
 
 
@@ -52,9 +54,9 @@ def conversations_with(user: User, query: str) -> RawSQL | None:
     terms = query_terms(query)[:_MAX_TERMS]
     if not terms:
         return None
-    condition, parameter = _matches([Term(_owner_key(user.pk)), *map(_keyed, terms)])
+    matching, parameter = _matching([Term(_owner_key(user.pk)), *map(_keyed, terms)])
     rows = f"{Message._meta.db_table} m JOIN {TABLE} e ON e.message_id = m.id"
-    return RawSQL(f"SELECT m.conversation_id FROM {rows} WHERE {condition}", [parameter])  # noqa: S608, S611 -- ours
+    return RawSQL(f"SELECT m.conversation_id FROM {rows} WHERE e.id IN ({matching})", [parameter])  # noqa: S608, S611 -- ours
 
 
 @dataclass(frozen=True, slots=True)
@@ -72,11 +74,11 @@ class Hit:
 def related(conversation: Conversation, question: Message, before: int, limit: int = 8) -> list[Hit]:
     """Messages above a question, at positions below `before`, that are about what it is about; the best ones first.
 
-    A word counts the more the fewer of these messages have it, and not at all when more than a fifth has it: then it
-    belongs to the conversation and tells nothing about one message.
+    A word counts the more the fewer of these messages have it, and not at all when more than a fifth has it, or
+    MAX_OF_WORD of the conversation: then it belongs to that and tells nothing about one message. So the cost depends
+    on the question and not on how long the conversation is. Three queries, more only where there are branches.
     """
-    words = telling_words(question.text)
-    found = _found(conversation, words, before)
+    found = _found(conversation, telling_words(question.text), before)
     scores: dict[tuple[int, UUID], float] = {}
     for messages in found:
         if len(messages) > max(4, before // 5):
@@ -85,7 +87,7 @@ def related(conversation: Conversation, question: Message, before: int, limit: i
         for message in messages:
             scores[message] = scores.get(message, 0.0) + weight
     best = sorted(scores, key=lambda message: (-scores[message], -message[0]))
-    on_path = path_ids(question, [message_id for _, message_id in best], below=before)
+    on_path = path_ids(question, {message_id: position for position, message_id in best})
     best = [message for message in best if message[1] in on_path][:limit]
     rows = Message.objects.in_bulk([message_id for _, message_id in best])
     return [
@@ -95,34 +97,47 @@ def related(conversation: Conversation, question: Message, before: int, limit: i
 
 
 def _found(conversation: Conversation, words: Sequence[str], before: int) -> list[list[tuple[int, UUID]]]:
-    """For each word that occurs the newest messages that have it, as (position, id). One query."""
+    """For each word that tells something the messages above `before` that have it, as (position, id); the rarest word
+    first, and no more words once there are _MAX_RELATED messages. Two queries."""
+    entries = sorted(_entries_with(conversation, words), key=len)
+    totals = accumulate(map(len, entries))
+    entries = [ids for ids, total in zip(entries, totals, strict=True) if total - len(ids) < _MAX_RELATED]
+    numbers = {number for ids in entries for number in ids}
+    if not numbers:
+        return []
+    rows = SearchEntry.objects.filter(id__in=numbers, message__position__lt=before)
+    found = rows.values_list("id", "message__position", "message_id")
+    places = {number: (position, message_id) for number, position, message_id in found}
+    return [[places[number] for number in ids if number in places] for ids in entries]
+
+
+def _entries_with(conversation: Conversation, words: Sequence[str]) -> list[list[int]]:
+    """Ids of the entries that have a word, for each that MAX_OF_WORD at most of the conversation have. One query."""
     if not words:
         return []
     scope = Term(_conversation_key(conversation.id))
-    rows = f"{TABLE} e JOIN {Message._meta.db_table} m ON m.id = e.message_id"
     parts: list[str] = []
-    parameters: list[str | int] = []
+    parameters: list[str] = []
     for number, word in enumerate(words):
-        condition, parameter = _matches([scope, Term(_key(word))])
-        parts.append(
-            f"SELECT * FROM (SELECT {number} AS word, m.position, m.id FROM {rows} WHERE {condition} "  # noqa: S608 -- ours
-            f"AND m.position < %s ORDER BY m.position DESC LIMIT {_MAX_HITS}) q"
-        )
-        parameters += [parameter, before]
-    found: dict[int, list[tuple[int, UUID]]] = {}
+        matching, parameter = _matching([scope, Term(_key(word))])
+        parts.append(f"SELECT {number} AS word, q.id FROM ({matching} LIMIT {MAX_OF_WORD + 1}) q")  # noqa: S608 -- ours
+        parameters.append(parameter)
+    found: dict[int, list[int]] = {}
     with connection.cursor() as cursor:
         cursor.execute(" UNION ALL ".join(parts), parameters)
-        for number, position, key in cursor.fetchall():
-            found.setdefault(number, []).append((position, key if isinstance(key, UUID) else UUID(key)))
-    return list(found.values())
+        for number, entry in cursor.fetchall():
+            found.setdefault(number, []).append(entry)
+    return [ids for ids in found.values() if len(ids) <= MAX_OF_WORD]
 
 
-def _matches(keys: Collection[Term]) -> tuple[str, str]:
-    """A condition on entry `e` that it has all these keys, and its parameter."""
+def _matching(keys: Collection[Term]) -> tuple[str, str]:
+    """A query for the ids of the entries that have all these keys, and its parameter. Taking a few of them is cheap,
+    however many there are."""
     if connection.vendor == "sqlite":
         query = " AND ".join(f'"{key.word}"{"*" * key.is_prefix}' for key in keys)
-        return f"e.id IN (SELECT rowid FROM {FTS_TABLE} WHERE {FTS_TABLE} MATCH %s)", query  # noqa: S608 -- ours
-    return f"{TSVECTOR} @@ %s::tsquery", " & ".join(f"'{key.word}'{':*' * key.is_prefix}" for key in keys)
+        return f"SELECT rowid AS id FROM {FTS_TABLE} WHERE {FTS_TABLE} MATCH %s", query  # noqa: S608 -- ours
+    query = " & ".join(f"'{key.word}'{':*' * key.is_prefix}" for key in keys)
+    return f"SELECT e.id FROM {TABLE} e WHERE {TSVECTOR} @@ %s::tsquery", query  # noqa: S608 -- ours
 
 
 def _keyed(term: Term) -> Term:

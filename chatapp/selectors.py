@@ -5,9 +5,10 @@ Each names the columns that it needs; the number of queries does not depend on t
 
 from __future__ import annotations
 
-from collections.abc import Collection
+from collections.abc import Collection, Mapping
 from dataclasses import dataclass
 from datetime import UTC, datetime, timedelta
+from itertools import count
 from typing import NamedTuple
 from uuid import UUID
 
@@ -42,6 +43,7 @@ _MAX_IDS = 500  # in one query
 _EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
 _WHOLE_PATH = 1 << 31
 _MAX_SENT = 1000  # of 100 bytes each
+_NUM_SUMMARIES = 8  # read at once; mostly the first two are needed
 _ADMITTED = Generation.objects.filter(num_prompt_tokens__gt=0).order_by()  # the engine took the request
 _WITH_CONTEXT = f"LEFT JOIN {TurnContext._meta.db_table} c ON c.message_id = m.id"
 # The owner whom a terminal made before the first visit: no password yet, and nobody has ever been logged in.
@@ -329,15 +331,27 @@ def history(
 
 
 @translated()
-def summaries(leaf: Message) -> list[SummaryText]:
-    """The newest summary of each stretch from the first message to one on the path to `leaf`, shortest first."""
-    found: dict[UUID, SummaryText] = {}
-    rows = Summary.objects.filter(conversation_id=leaf.conversation_id, until__position__lt=leaf.position)
-    for row in rows.order_by("created_at").values_list("id", "until_id", "until__position", "text", "num_missing"):
-        summary = SummaryText(*row)
-        found[summary.until] = summary
-    on_path = path_ids(leaf, list(found), below=leaf.position)
-    return sorted((each for each in found.values() if each.until in on_path), key=lambda each: each.position)
+def summaries(leaf: Message, first: int) -> list[SummaryText]:
+    """What can stand in a prompt whose messages begin at position `first` or below, shortest stretch first: the newest
+    summary of each stretch from the first message to one on the path to `leaf` that lies there, and the longest of
+    those that end above. Three queries, more only where branches have summaries of their own.
+    """
+    found: list[SummaryText] = []
+    rows = Summary.objects.filter(conversation_id=leaf.conversation_id, num_messages__lte=leaf.position)
+    columns = ("id", "until_id", "num_messages", "text", "num_missing")
+    newest = rows.order_by("-num_messages", "-created_at").values_list(*columns)
+    for start in count(0, _NUM_SUMMARIES):
+        few = newest[start : start + _NUM_SUMMARIES]
+        part = [SummaryText(id_, until, num - 1, text, missing) for id_, until, num, text, missing in few]
+        on_path = path_ids(leaf, {each.until: each.position for each in part})
+        for each in part:
+            if each.until in on_path and not (found and found[-1].until == each.until):
+                found.append(each)
+                if each.position < first:
+                    return found[::-1]
+        if len(part) < _NUM_SUMMARIES:
+            return found[::-1]
+    raise AssertionError("there is an end to it")
 
 
 @translated()
@@ -347,16 +361,22 @@ def has_summary_until(message_ids: Collection[UUID]) -> bool:
 
 
 @translated()
-def path_ids(leaf: Message, ids: Collection[UUID], *, below: int) -> set[UUID]:
-    """Which of these messages of the conversation lie on the path to `leaf`; all are at positions below `below`."""
-    if not ids:
+def path_ids(leaf: Message, places: Mapping[UUID, int]) -> set[UUID]:
+    """Which of these messages of the conversation, with their positions, all above `leaf`, lie on the path to it.
+
+    One that is alone at its depth does: one query. Where there are others the path is walked up to there.
+    """
+    if not places:
         return set()
-    rows = Message.objects.filter(conversation_id=leaf.conversation_id, position__lt=below)
-    if rows.count() == below:  # no branches so far up
-        return set(ids)
+    rows = Message.objects.filter(conversation_id=leaf.conversation_id, position__in=set(places.values())).order_by()
+    shared = rows.values("position").annotate(num=Count("id")).filter(num__gt=1)
+    shared_positions = set(shared.values_list("position", flat=True))
+    if not shared_positions:
+        return set(places)
     with connection.cursor() as cursor:
-        cursor.execute(_path_query(("m.id",)), [_key(leaf.id), _WHOLE_PATH])
-        return set(ids).intersection(_uuid(row[0]) for row in cursor.fetchall())
+        cursor.execute(_path_query(("m.id",)), [_key(leaf.id), leaf.position - min(shared_positions) + 1])
+        walked = {_uuid(row[0]) for row in cursor.fetchall()}
+    return {each for each, position in places.items() if position not in shared_positions or each in walked}
 
 
 @translated()

@@ -184,12 +184,13 @@ def past_of(conversation: Conversation, leaf: Message, before: Generation | None
     rules = rules_of(conversation)
     if not rules.is_cut:
         return Read(selectors.history(conversation, leaf))
-    has_summaries = conversation.context_policy == ContextPolicy.SUMMARISE
-    summaries = selectors.summaries(leaf) if has_summaries else []
     if before is not None and before.window_limit >= rules.limit:
-        return Read(selectors.history(conversation, leaf, since=before.window_start), summaries)
-    limit = rules.room // _MIN_MESSAGE_TOKENS + 2
-    return Read(selectors.history(conversation, leaf, limit=limit), summaries)
+        messages = selectors.history(conversation, leaf, since=before.window_start)
+    else:
+        messages = selectors.history(conversation, leaf, limit=rules.room // _MIN_MESSAGE_TOKENS + 2)
+    if conversation.context_policy != ContextPolicy.SUMMARISE:
+        return Read(messages)
+    return Read(messages, selectors.summaries(leaf, messages[0].position))
 
 
 class Past:

@@ -11,22 +11,22 @@ import logging
 import time
 from collections.abc import AsyncIterator, Callable, Coroutine
 from contextlib import aclosing, asynccontextmanager
-from functools import partial
 from typing import Any, TypeVar
 
 from django.conf import settings
 from django.utils.translation import gettext as _
 
-from chatapp import executors, hints, llm, locks, search, selectors, storage, wire
+from chatapp import executors, hints, llm, locks, selectors, storage, wire
 from chatapp.errors import ChatError, Conflict, StorageUnavailable
 from chatapp.markdown import render_blocks
 from chatapp.models import Message, MessageStatus, PrefixBreak, User
 from chatapp.services import turns
 from chatapp.turn import summaries, titles
 from chatapp.turn.live import Live, LiveTurn
-from chatapp.turn.numbers import compared, numbers_of, turn_stats
+from chatapp.turn.numbers import numbers_of, turn_stats
+from chatapp.turn.planning import planned
 from chatapp.turn.preparation import preparation
-from chatapp.turn.prompt import Plan, past_of, plan_turn
+from chatapp.turn.prompt import Plan
 from chatapp.turn.stream import Publisher, Reply
 from chatapp.turn.writer import Ending, Writer
 
@@ -92,17 +92,11 @@ def _admit(user: User, frame: TurnFrame) -> tuple[turns.TurnRows, Plan | None]:
     The prompt is made inside the transaction: it is counted once, on the very rows, and what does not fit leaves none.
     """
     plan: Plan | None = None
-    is_asked = isinstance(frame, wire.TurnSend | wire.TurnEdit)  # what was asked before has its context already
+    is_asked = isinstance(frame, wire.TurnSend | wire.TurnEdit)
 
     def check(rows: turns.TurnRows) -> None:
         nonlocal plan
-        before = selectors.generation_before(rows.user_message, rows.assistant_message)
-        conversation, question = rows.conversation, rows.user_message
-        read = past_of(conversation, question, before)
-        find = partial(search.related, conversation, question) if is_asked and conversation.has_recall else None
-        plan = compared(plan_turn(conversation, read, rows.assistant_message, before=before, find=find), question)
-        if plan.recalled is not None:
-            turns.context_add(question, text=plan.recalled.text, sources=plan.recalled.sources)
+        plan = planned(rows, is_asked=is_asked)
 
     return _open_rows(user, frame, check), plan
 

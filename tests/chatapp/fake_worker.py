@@ -68,6 +68,7 @@ class ByteTemplate:
 
     def __init__(self, fingerprint: str) -> None:
         self.fingerprint = fingerprint
+        self.num_rendered = 0  # messages, of all prompts together
         self.days: list[datetime.date | None] = []  # told to each prompt
         self.switches: list[bool] = []  # so is this: is thinking switched off?
         self.marks: ThinkingMarks | None = None  # of a model that thinks
@@ -87,6 +88,7 @@ class ByteTemplate:
     ) -> Prompt:
         self.days.append(today)
         self.switches.append(is_thinking_off)
+        self.num_rendered += len(messages)
         ids: list[int] = []
         spans = []
         num_public_tokens = 0

@@ -35,15 +35,15 @@ def test_the_newest_of_each_stretch_stands_on_its_branches_only(alice: User) -> 
     summarise(messages[1], "old")
     summarise(messages[3], "longer")
     summarise(messages[1], "new")
-    found = selectors.summaries(messages[-1])
+    found = selectors.summaries(messages[-1], 0)
     assert [(each.text, each.position, each.until) for each in found] == [
         ("new", 1, messages[1].id),
         ("longer", 3, messages[3].id),
     ]
     conversation = messages[0].conversation
     branch = rows.turn(alice, conversation=conversation, parent_id=messages[1].id).assistant_message
-    assert [each.text for each in selectors.summaries(branch)] == ["new"]
-    assert selectors.summaries(messages[1]) == []  # a message is not in front of itself
+    assert [each.text for each in selectors.summaries(branch, 0)] == ["new"]
+    assert selectors.summaries(messages[1], 0) == []  # a message is not in front of itself
 
 
 def test_a_change_by_a_person_is_a_summary_of_its_own(alice: User, bob: User) -> None:
@@ -53,7 +53,7 @@ def test_a_change_by_a_person_is_a_summary_of_its_own(alice: User, bob: User) ->
     new = summaries.summary_edit(user=alice, conversation_id=conversation_id, summary_id=old.id, text=" by me \n")
     assert (new.text, new.is_edited, new.until_id, new.num_messages) == ("by me", True, old.until_id, 2)
     assert Summary.objects.count() == 2
-    assert [each.id for each in selectors.summaries(messages[-1])] == [new.id]
+    assert [each.id for each in selectors.summaries(messages[-1], 0)] == [new.id]
     same = summaries.summary_edit(user=alice, conversation_id=conversation_id, summary_id=new.id, text="by me")
     assert same.id == new.id
     for text in ("", " \u200b\n", "x" * 20_001, "a\0b"):

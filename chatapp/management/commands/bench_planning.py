@@ -1,0 +1,192 @@
+"""`manage.py bench_planning`: what planning a turn, and counting a draft at a keystroke, take in a long conversation.
+
+In a database of its own, thrown away at the end: SQLite, or the PostgreSQL server of DATABASE_URL. With tokenizer,
+template and window of the real model; nothing is generated. The last line is JSON, in milliseconds.
+"""
+
+from __future__ import annotations
+
+import json
+import statistics
+import tempfile
+import time
+import uuid
+from argparse import ArgumentParser
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from django.core.management.base import BaseCommand
+from django.db import connection
+from django.utils import timezone
+
+from chatapp import llm, model_catalogue, search
+from chatapp.models import (
+    ContextPolicy,
+    Conversation,
+    Message,
+    MessageStatus,
+    Role,
+    SearchEntry,
+    Summary,
+    User,
+    pack_ids,
+)
+from chatapp.services import turns
+from chatapp.turn.gauge import Gauge
+from chatapp.turn.planning import planned
+from chatapp.turn.prompt import Plan
+
+POLICIES = (ContextPolicy.TRUNCATE, ContextPolicy.RECENT, ContextPolicy.SUMMARISE)
+_SENTENCE = "Message number {}: the quick brown fox jumps over the lazy dog, while five boxing wizards count jugs. "
+_QUESTION = "What did message number {} say about the fox, the wizards, the harbour and my cat Ophelia?"
+_IDENTITY = llm.KvIdentity(*(bytes(8) for _ in range(4)))
+
+
+@dataclass(slots=True)
+class Times:
+    """Of one kind of work, in milliseconds: by the clock, and of the processor."""
+
+    wall_ms: list[float] = field(default_factory=list)
+    cpu_ms: list[float] = field(default_factory=list)
+    num_queries: list[int] = field(default_factory=list)
+
+    @contextmanager
+    def taken(self) -> Iterator[None]:
+        wall, cpu = time.perf_counter(), time.thread_time()
+        yield
+        self.wall_ms.append(1000 * (time.perf_counter() - wall))
+        self.cpu_ms.append(1000 * (time.thread_time() - cpu))
+
+    def figures(self) -> dict[str, float]:
+        first, *later = self.wall_ms
+        return {
+            "first": round(first, 1),
+            "median": round(statistics.median(later), 1),
+            "max": round(max(later), 1),
+            "cpu": round(statistics.median(self.cpu_ms[1:]), 1),
+        }
+
+
+class Command(BaseCommand):
+    help = "Measure planning a turn and counting a draft in a long conversation."
+    requires_system_checks: list[str] = []
+
+    def add_arguments(self, parser: ArgumentParser) -> None:
+        parser.add_argument("--messages", type=int, default=10_000, help="in the conversation (%(default)s)")
+        parser.add_argument("--turns", type=int, default=20, help="to measure, of each policy (%(default)s)")
+
+    def handle(self, *args: Any, messages: int, turns: int, **options: Any) -> None:
+        llm.start(llm.new_worker(model_catalogue.path_of), default_model=model_catalogue.default().name)
+        with tempfile.TemporaryDirectory() as folder:
+            if connection.vendor == "sqlite":
+                connection.settings_dict["TEST"]["NAME"] = str(Path(folder) / "bench.sqlite3")
+            name = connection.settings_dict["NAME"]
+            connection.creation.create_test_db(verbosity=0, serialize=False, autoclobber=True)
+            try:
+                figures = {policy.value: self._measure(policy, messages, turns) for policy in POLICIES}
+            finally:
+                connection.creation.destroy_test_db(str(name), verbosity=0)
+                llm.shutdown()
+        self.stdout.write(json.dumps({"database": connection.vendor, "messages": messages, "planning": figures}))
+
+    def _measure(self, policy: ContextPolicy, num_messages: int, num_turns: int) -> dict[str, Any]:
+        user = User.objects.create_user(f"bench {policy.value}")
+        conversation = _conversation(user, num_messages, policy)
+        plan, key = Times(), Times()
+        gauge = Gauge()
+        for number in range(num_turns + 1):
+            text = _QUESTION.format(41 * number)
+            for end in range(len(text) - 3, len(text)):
+                with key.taken():
+                    gauge.count(Conversation.objects.get(id=conversation.id), text[:end])
+            _turn(user, conversation, text, plan)
+        figures = {"turn": plan.figures(), "keystroke": key.figures()}
+        self.stdout.write(f"{policy.value:10} {figures}")
+        return figures
+
+
+def _turn(user: User, conversation: Conversation, text: str, times: Times) -> None:
+    plan: Plan | None = None
+
+    def check(rows: turns.TurnRows) -> None:
+        nonlocal plan
+        with times.taken():
+            plan = planned(rows, is_asked=True)
+
+    conversation.refresh_from_db()
+    rows = turns.send_create(
+        user=user,
+        conversation_id=conversation.id,
+        client_id=uuid.uuid4(),
+        text=text,
+        parent_id=conversation.active_leaf_id,
+        check=check,
+    )
+    assert plan is not None, "a new client id is no duplicate"
+    ids = llm.encode(_SENTENCE.format("so and so") * 2)
+    numbers = turns.GenerationNumbers(
+        model_name=plan.model,
+        num_prompt_tokens=len(plan.prompt.ids),
+        num_computed=len(plan.prompt.ids),
+        window_start=plan.window.start,
+        num_outside=plan.window.num_outside,
+        window_limit=plan.window.limit,
+        summary_id=plan.window.summary,
+        sent=plan.outline.sent(_IDENTITY, ids, len(plan.prompt.ids)).pack(),
+    )
+    turns.turn_close(
+        message_id=rows.assistant_message.id,
+        status=MessageStatus.DONE,
+        text=_SENTENCE.format("so and so") * 2,
+        token_ids=ids,
+        token_fingerprint=llm.token_fingerprint(),
+        generation=numbers,
+    )
+
+
+def _conversation(user: User, num_messages: int, policy: ContextPolicy) -> Conversation:
+    """Questions and replies in turn, with their entries in the search index."""
+    conversation = Conversation.objects.create(
+        owner=user,
+        title="Long",
+        system_prompt="You are a helpful assistant.",
+        context_policy=policy,
+        has_recall=True,
+        updated_at=timezone.now(),
+    )
+    messages: list[Message] = []
+    for position in range(num_messages):
+        text = _SENTENCE.format(position) * 2
+        ids = llm.encode(text) if position % 2 else []
+        messages.append(
+            Message(
+                conversation=conversation,
+                parent=messages[-1] if messages else None,
+                role=Role.ASSISTANT if position % 2 else Role.USER,
+                text=text,
+                token_ids=pack_ids(ids) if ids else None,
+                token_fingerprint=llm.token_fingerprint() if ids else "",
+                position=position,
+            )
+        )
+    Message.objects.bulk_create(messages, batch_size=1000)
+    entries = [
+        SearchEntry(
+            message=message,
+            keys=search.keys_of(message.text, owner_id=user.pk, conversation_id=conversation.id),
+        )
+        for message in messages
+    ]
+    SearchEntry.objects.bulk_create(entries, batch_size=1000)
+    if policy == ContextPolicy.SUMMARISE:
+        lasts = messages[59:-100:60]
+        Summary.objects.bulk_create(
+            Summary(conversation=conversation, until=last, text=_SENTENCE * 8, num_messages=last.position + 1)
+            for last in lasts
+        )
+    conversation.active_leaf = messages[-1]
+    conversation.save()
+    return conversation
