@@ -421,10 +421,12 @@ def load_opened(
 ) -> LLMEngine:
     """Read the weights and build an engine around them. run_kernels: where another engine runs meanwhile.
 
-    Raises ModelFileError, UnsupportedModelError, PoolTooLarge.
+    Raises ModelFileError, also when the files have changed since the model was opened; UnsupportedModelError,
+    PoolTooLarge.
     """
     for note in opened.notes:
         logger.info("%s: %s", opened.name, note)
+    opened.check_current()
     model = load_model(
         opened.model_file,
         kernels=opened.config.kernels,
@@ -434,6 +436,7 @@ def load_opened(
         on_progress=on_progress,
         run_kernels=run_kernels,
     )
+    opened.check_current()  # weights of one file and of another are no model, and nothing in the bytes would tell
     engine = LLMEngine(
         model, opened.tokenizer, opened.chat_template, opened.config, name=opened.name, path=str(opened.model_file.path)
     )

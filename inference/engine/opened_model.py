@@ -12,6 +12,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 
 from inference.config import EngineConfig, ModelConfig
+from inference.errors import ModelFileError
 from inference.formats.base import ModelFile
 from inference.formats.inspect import model_files
 from inference.formats.model_file import open_model_file
@@ -42,6 +43,12 @@ class OpenedModel:
     def is_current(self) -> bool:
         """Whether its files are still those that were opened: of others, nothing that is known here would hold."""
         return self.stamp == _stamp(self.model_file.path)
+
+    def check_current(self) -> None:
+        """Raises ModelFileError when they are not."""
+        if not self.is_current:
+            problem = "its files have changed since they were opened: ask for it again"
+            raise ModelFileError(self.model_file.path, problem)
 
     @property
     def name(self) -> str:
@@ -104,8 +111,7 @@ def window_of(model: ModelConfig, config: EngineConfig) -> int:
 
 class ModelShelf:
     """Opened models by name, the ones asked for last. Each is opened once, whoever asks meanwhile, and anew when its
-    files have changed: weights are read from mapped files, and one that was cut short would end the process.
-    Thread-safe.
+    files have changed. Thread-safe.
     """
 
     def __init__(self, open_model: Callable[[str], OpenedModel]) -> None:

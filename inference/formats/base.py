@@ -79,12 +79,12 @@ class ModelFile(ABC):
 
     @abstractmethod
     def tensor(self, name: str) -> F32:
-        """The tensor as float32, C order; it may be a read-only view of the file.
+        """The tensor as float32, C order, in memory of its own.
 
-        Raises ModelFileError naming it when it is not there."""
+        Raises ModelFileError naming it when it is not there, or the file when that was cut short meanwhile."""
 
     @abstractmethod
     def matrix(self, name: str) -> WeightMatrix:
         """The tensor (N, K) in the form that it is stored in, exactly: no float32 copy is made of narrower numbers.
 
-        Nothing is read before its rows are. Raises ModelFileError naming it when it is not there."""
+        Nothing is read before its rows are. Raises as tensor() does; so does reading rows."""

@@ -14,7 +14,7 @@ from inference.errors import ModelFileError, UnsupportedModelError
 from inference.formats.architectures import ARCHITECTURES, GGUF_ARCHITECTURES
 from inference.formats.gguf_header import Value
 from inference.formats.gguf_metadata import Metadata
-from inference.formats.mapping import build
+from inference.formats.json_files import build
 
 GEMMA_27B_LAYERS = 62  # the only Gemma 3 whose scores are not scaled by the size of a head
 GEMMA_PERIOD = 6  # every so many layers one sees all

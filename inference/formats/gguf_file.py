@@ -10,18 +10,17 @@ from pathlib import Path
 import numpy as np
 from gguf.constants import GGML_QUANT_SIZES, GGMLQuantizationType
 from gguf.quants import dequantize
-from numpy.typing import NDArray
 
 from inference.errors import ModelFileError, UnsupportedModelError
 from inference.formats.architectures import ARCHITECTURES, check_shapes, expected_shapes
 from inference.formats.base import ModelFile
+from inference.formats.file_bytes import digest_files
 from inference.formats.gguf_config import FACTOR_TENSORS, read_config
 from inference.formats.gguf_header import TensorInfo
 from inference.formats.gguf_matrix import read_matrix
 from inference.formats.gguf_metadata import Metadata, read_tokenizer_spec
 from inference.formats.gguf_names import place_of, stored_shapes
 from inference.formats.gguf_parts import PlacedTensor, read_parts
-from inference.formats.mapping import digest_file, digest_files, release_pages
 from inference.kernels.quantized import WeightMatrix
 from inference.types import F32, I64
 
@@ -32,16 +31,14 @@ SLAB_BYTES = 1 << 20  # dequantised at a time: the package's temporaries take se
 class GgufFile(ModelFile):
     """Opened by walking the headers once; weights are converted at each tensor() call, nothing is kept.
 
-    A split file is opened by any of its parts. What the last call has read is given back by the next one, so that only
-    one tensor at a time is there twice.
+    A split file is opened by any of its parts.
     """
 
     def __init__(self, path: Path) -> None:
         self.path = path
         parts = read_parts(path)
-        self._paths = parts.paths
+        self._files = parts.files
         self._tensors = parts.tensors
-        self._last: PlacedTensor | None = None
         metadata = Metadata(path, parts.metadata)
         self.tokenizer_spec = read_tokenizer_spec(metadata)
         self.config = read_config(
@@ -70,7 +67,7 @@ class GgufFile(ModelFile):
 
     @cached_property
     def digest(self) -> str:
-        return digest_file(self.path) if len(self._paths) == 1 else digest_files(self._paths)
+        return self._files[0].digest() if len(self._files) == 1 else digest_files(self._files)
 
     def tensor_names(self) -> tuple[str, ...]:
         return tuple(self._shapes)
@@ -131,14 +128,10 @@ class GgufFile(ModelFile):
         return tuple(self._dequantised(placed).tolist())
 
     def _dequantised(self, placed: PlacedTensor) -> F32:
-        if self._last is not None:
-            release_pages(self._last.data, self._last.info.offset, self._last.info.nbytes)
-        self._last = placed
         info = placed.info
-        raw = np.frombuffer(placed.data, np.uint8, count=info.nbytes, offset=info.offset)
         if info.type == GGMLQuantizationType.F32:
-            return np.require(raw.view("<f4"), np.float32, "A").reshape(info.shape)
-        return _dequantised_rows(raw, info)
+            return placed.file.read(info.offset, info.nbytes).view("<f4").reshape(info.shape)
+        return _dequantised_rows(placed)
 
 
 def _part(placed: PlacedTensor, index: int) -> PlacedTensor:
@@ -146,19 +139,22 @@ def _part(placed: PlacedTensor, index: int) -> PlacedTensor:
     info = placed.info
     nbytes = info.nbytes // info.shape[0]
     return PlacedTensor(
-        TensorInfo(info.name, info.shape[1:], info.type, info.offset + index * nbytes, nbytes), placed.data
+        TensorInfo(info.name, info.shape[1:], info.type, info.offset + index * nbytes, nbytes), placed.file
     )
 
 
-def _dequantised_rows(raw: NDArray[np.uint8], info: TensorInfo) -> F32:
+def _dequantised_rows(placed: PlacedTensor) -> F32:
     """All rows, some at a time."""
+    info = placed.info
     block_size, block_bytes = GGML_QUANT_SIZES[info.type]
     row_bytes = info.shape[-1] // block_size * block_bytes
-    rows = raw.reshape(-1, row_bytes)
-    out = np.empty((len(rows), info.shape[-1]), np.float32)
+    num_rows = info.nbytes // row_bytes
+    out = np.empty((num_rows, info.shape[-1]), np.float32)
     step = max(SLAB_BYTES // row_bytes, 1)
-    for start in range(0, len(rows), step):
-        out[start : start + step] = dequantize(rows[start : start + step], info.type)
+    for start in range(0, num_rows, step):
+        end = min(start + step, num_rows)
+        raw = placed.file.read(info.offset + start * row_bytes, (end - start) * row_bytes)
+        out[start:end] = dequantize(raw.reshape(end - start, row_bytes), info.type)
     return out.reshape(info.shape)
 
 

@@ -6,17 +6,16 @@ Knows nothing about architectures. Source: the GGUF specification (ggml, docs/gg
 
 from __future__ import annotations
 
-import mmap
 import struct
 from dataclasses import dataclass
 from math import prod
-from pathlib import Path
 from typing import TypeAlias
 
 import numpy as np
 from gguf.constants import GGML_QUANT_SIZES, GGMLQuantizationType
 
 from inference.errors import ModelFileError, UnsupportedModelError
+from inference.formats.file_bytes import FileBytes
 
 # A header that needs more than this is not a model of ours but an attack or an accident.
 VERSIONS = (2, 3)
@@ -31,6 +30,8 @@ MAX_DIMS = 4
 MAX_ELEMENTS = 1 << 40
 MIN_ALIGNMENT, MAX_ALIGNMENT = 8, 1 << 20
 DEFAULT_ALIGNMENT = 32
+
+WINDOW_BYTES = 1 << 20  # of the header, read at a time
 
 STRING, ARRAY, BOOL = 8, 9, 7
 SCALARS = {
@@ -73,22 +74,35 @@ class GgufHeader:
 class _Cursor:
     """Reads forward through the file; never past its end."""
 
-    def __init__(self, path: Path, data: mmap.mmap) -> None:
-        self.path = path
-        self.data = data
+    def __init__(self, file: FileBytes) -> None:
+        self.path = file.path
+        self.file = file
         self.position = 0
         self.num_items_left = MAX_ARRAY_ITEMS
+        self._window, self._window_start = b"", 0
+
+    @property
+    def num_left(self) -> int:
+        return self.file.num_bytes - self.position
+
+    def window(self, position: int, num_bytes: int) -> tuple[bytes, int, int]:
+        """A stretch of the file with so many bytes from there on, which the file has: content, beginning and end."""
+        start, end = self._window_start, self._window_start + len(self._window)
+        if not start <= position <= position + num_bytes <= end:
+            start, end = position, min(position + max(num_bytes, WINDOW_BYTES), self.file.num_bytes)
+            self._window, self._window_start = self.file.read(start, end - start).tobytes(), start
+        return self._window, start, end
 
     def fail(self, problem: str, field: str) -> ModelFileError:
         return ModelFileError(self.path, f"{problem}, at byte {self.position}", field=field)
 
     def take(self, num_bytes: int, field: str) -> bytes:
-        num_left = len(self.data) - self.position
-        if num_bytes > num_left:
-            raise self.fail(f"the file ends too early: {num_bytes} bytes wanted, {num_left} left", field)
-        start = self.position
+        if num_bytes > self.num_left:
+            raise self.fail(f"the file ends too early: {num_bytes} bytes wanted, {self.num_left} left", field)
+        window, start, _ = self.window(self.position, num_bytes)
+        first = self.position - start
         self.position += num_bytes
-        return self.data[start : self.position]
+        return window[first : first + num_bytes]
 
     def u32(self, field: str) -> int:
         return int.from_bytes(self.take(4, field), "little")
@@ -124,10 +138,9 @@ class _Cursor:
         count = self.u64(field)
         # Each item takes at least so many bytes: a count that the file cannot hold is refused before a list is made.
         item_bytes = 8 if kind == STRING else 12 if kind == ARRAY else np.dtype(SCALARS.get(kind, "<u1")).itemsize
-        num_left = len(self.data) - self.position
-        if count > self.num_items_left or count * item_bytes > num_left:
+        if count > self.num_items_left or count * item_bytes > self.num_left:
             raise self.fail(
-                f"an array of {count} items, {num_left} bytes and {self.num_items_left} items are left", field
+                f"an array of {count} items, {self.num_left} bytes and {self.num_items_left} items are left", field
             )
         self.num_items_left -= count
         if kind in SCALARS:
@@ -140,20 +153,25 @@ class _Cursor:
 
     def strings(self, count: int, field: str) -> list[Value]:
         """The same as string() for each, without its three calls a string: a vocabulary has some hundred thousand."""
-        data, end, position = self.data, len(self.data), self.position
+        end, position = self.file.num_bytes, self.position
+        window, window_start, window_end = self.window(position, 0)
         unpack = struct.Struct("<Q").unpack_from
         found: list[Value] = []
         for _ in range(count):
             if position + 8 > end:
                 self.position = position
                 raise self.fail(f"the file ends after {len(found)} of {count} strings", field)
-            (length,) = unpack(data, position)
+            if position + 8 > window_end:
+                window, window_start, window_end = self.window(position, 8)
+            (length,) = unpack(window, position - window_start)
             start, position = position + 8, position + 8 + length
             if length > MAX_STRING_BYTES or position > end:
                 self.position = start
                 raise self.fail(f"string {len(found)} has {length} bytes, {end - start} are left", field)
+            if position > window_end:
+                window, window_start, window_end = self.window(start, length)
             try:
-                found.append(data[start:position].decode("utf-8"))
+                found.append(window[start - window_start : position - window_start].decode("utf-8"))
             except UnicodeDecodeError as error:
                 self.position = start
                 raise self.fail(f"string {len(found)} is not UTF-8 ({error.reason})", field) from error
@@ -161,12 +179,12 @@ class _Cursor:
         return found
 
 
-def read_header(path: Path, data: mmap.mmap) -> GgufHeader:
-    """Check and parse the header of a mapped GGUF file. Cost: linear in the header, never in a number that it states.
+def read_header(file: FileBytes) -> GgufHeader:
+    """Check and parse the header of a GGUF file. Cost: linear in the header, never in a number that it states.
 
     Raises ModelFileError naming the metadata key, the tensor or the header field at fault.
     """
-    cursor = _Cursor(path, data)
+    cursor, path = _Cursor(file), file.path
     magic = cursor.take(4, "magic")
     if magic != b"GGUF":
         raise ModelFileError(path, f"not a GGUF file: it begins with {magic!r}", field="magic")
@@ -237,9 +255,10 @@ def _place(cursor: _Cursor, found: list[TensorInfo], data_start: int, alignment:
         if info.offset % alignment:
             raise cursor.fail(f"offset {info.offset} is no multiple of the alignment {alignment}", info.name)
         start = data_start + info.offset
-        if start + info.nbytes > len(cursor.data):
+        if start + info.nbytes > cursor.file.num_bytes:
             raise cursor.fail(
-                f"the tensor ends at byte {start + info.nbytes}, the file has {len(cursor.data)}: truncated", info.name
+                f"the tensor ends at byte {start + info.nbytes}, the file has {cursor.file.num_bytes}: truncated",
+                info.name,
             )
         tensors[info.name] = TensorInfo(info.name, info.shape, info.type, start, info.nbytes)
     end, previous = 0, ""

@@ -11,7 +11,6 @@ from numpy.typing import NDArray
 
 from inference.formats.gguf_integers import KINDS, read_rows
 from inference.formats.gguf_parts import PlacedTensor
-from inference.formats.mapping import release_pages
 from inference.kernels.quantized import FloatForm, Form, IntegerRows, WeightMatrix
 from inference.types import I64
 
@@ -28,19 +27,20 @@ def form_of(kind: GGMLQuantizationType) -> Form:
 
 
 def read_matrix(placed: PlacedTensor, order: I64 | None = None) -> WeightMatrix:
-    """order: for each row where in the file it stands; None: in its place.
-
-    What was read of the file is given back at once: every row is read once, when it is packed.
-    """
+    """order: for each row where in the file it stands, never far from its place; None: in its place."""
     info = placed.info
     num_rows, num_inner = info.shape
     row_bytes = info.nbytes // num_rows
     form = form_of(info.type)
 
     def read(first: int, end: int) -> IntegerRows | NDArray[Any]:
-        raw = np.frombuffer(placed.data, np.uint8, count=info.nbytes, offset=info.offset).reshape(num_rows, row_bytes)
-        rows = np.array(raw[first:end] if order is None else raw[order[first:end]])
-        release_pages(placed.data, info.offset + first * row_bytes, (end - first) * row_bytes)
+        if order is not None:
+            places = order[first:end]
+            first, end = int(places.min()), int(places.max()) + 1
+        raw = placed.file.read(info.offset + first * row_bytes, (end - first) * row_bytes)
+        rows = raw.reshape(end - first, row_bytes)
+        if order is not None:
+            rows = rows[places - first]
         if info.type in KINDS:
             return read_rows(info.type, rows)
         if info.type in FLOATS:

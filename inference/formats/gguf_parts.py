@@ -6,14 +6,13 @@ number (split.no, from 0), how many there are (split.count) and the tensors of a
 
 from __future__ import annotations
 
-import mmap
 import re
 from dataclasses import dataclass
 from pathlib import Path
 
 from inference.errors import ModelFileError
+from inference.formats.file_bytes import FileBytes
 from inference.formats.gguf_header import GgufHeader, TensorInfo, Value, read_header
-from inference.formats.mapping import map_file
 
 PART_NAME = re.compile(r"(?P<stem>.+)-(?P<number>[0-9]{5})-of-(?P<count>[0-9]{5})\.gguf", re.DOTALL)
 MAX_PARTS = 1024
@@ -21,17 +20,17 @@ MAX_PARTS = 1024
 
 @dataclass(frozen=True, slots=True)
 class PlacedTensor:
-    """A tensor and the mapped file in which it lies."""
+    """A tensor and the file in which it lies."""
 
     info: TensorInfo
-    data: mmap.mmap
+    file: FileBytes
 
 
 @dataclass(frozen=True, slots=True)
 class GgufParts:
     """All files of one model as if they were one. stem: the file name without the number of the part."""
 
-    paths: tuple[Path, ...]
+    files: tuple[FileBytes, ...]
     stem: str
     metadata: dict[str, Value]
     tensors: dict[str, PlacedTensor]
@@ -44,12 +43,12 @@ def read_parts(path: Path) -> GgufParts:
     """
     named = PART_NAME.fullmatch(path.name)
     if named is None:
-        data = map_file(path)
-        header = read_header(path, data)
+        file = FileBytes(path)
+        header = read_header(file)
         if header.metadata.get("split.count", 1) not in (0, 1):
             problem = "a part of a split file: keep the names that end in -00001-of-0000N.gguf, to find the others by"
             raise ModelFileError(path, problem, field="split.count")
-        return GgufParts((path,), path.stem, header.metadata, _placed(header, data))
+        return GgufParts((file,), path.stem, header.metadata, _placed(header, file))
     stem, count = named["stem"], int(named["count"])
     if not 1 <= count <= MAX_PARTS:
         raise ModelFileError(path, f"{count} parts by its name, at most {MAX_PARTS} are allowed", field="split.count")
@@ -64,12 +63,12 @@ def read_parts(path: Path) -> GgufParts:
 def _joined(paths: tuple[Path, ...], stem: str) -> GgufParts:
     metadata: dict[str, Value] = {}
     tensors: dict[str, PlacedTensor] = {}
-    for number, part in enumerate(paths):
-        data = map_file(part)
-        header = read_header(part, data)
+    files = tuple(map(FileBytes, paths))
+    for number, (part, file) in enumerate(zip(paths, files, strict=True)):
+        header = read_header(file)
         _check_number(part, header, number, len(paths))
         metadata = metadata or header.metadata
-        for name, placed in _placed(header, data).items():
+        for name, placed in _placed(header, file).items():
             if name in tensors:
                 raise ModelFileError(part, "the tensor is also in a part before", field=name)
             tensors[name] = placed
@@ -77,7 +76,7 @@ def _joined(paths: tuple[Path, ...], stem: str) -> GgufParts:
     if stated != len(tensors):
         problem = f"{stated} tensors are stated, the parts hold {len(tensors)}"
         raise ModelFileError(paths[0], problem, field="split.tensors.count")
-    return GgufParts(paths, stem, metadata, tensors)
+    return GgufParts(files, stem, metadata, tensors)
 
 
 def _check_number(part: Path, header: GgufHeader, number: int, count: int) -> None:
@@ -88,5 +87,5 @@ def _check_number(part: Path, header: GgufHeader, number: int, count: int) -> No
             raise ModelFileError(part, problem, field=key)
 
 
-def _placed(header: GgufHeader, data: mmap.mmap) -> dict[str, PlacedTensor]:
-    return {name: PlacedTensor(info, data) for name, info in header.tensors.items()}
+def _placed(header: GgufHeader, file: FileBytes) -> dict[str, PlacedTensor]:
+    return {name: PlacedTensor(info, file) for name, info in header.tensors.items()}

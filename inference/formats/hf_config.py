@@ -12,7 +12,7 @@ from typing import Any
 from inference.config import HIDDEN_ACTS, MAX_LAYERS, ROPE_TYPES, ModelConfig, RopeScaling
 from inference.errors import ModelFileError, UnsupportedModelError
 from inference.formats.architectures import ARCHITECTURES, KNOWN_ARCHITECTURES
-from inference.formats.mapping import build
+from inference.formats.json_files import build
 
 # What a family's config.json may leave out, where it means something else than for Llama.
 DEFAULTS: dict[str, dict[str, Any]] = {

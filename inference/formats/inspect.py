@@ -12,10 +12,11 @@ from pathlib import Path
 
 from inference.errors import ModelFileError
 from inference.formats.architectures import GGUF_ARCHITECTURES
+from inference.formats.file_bytes import FileBytes
 from inference.formats.gguf_header import read_header
 from inference.formats.gguf_parts import PART_NAME
 from inference.formats.hf_config import read_config
-from inference.formats.mapping import map_file, parse_json, read_json
+from inference.formats.json_files import parse_json, read_json
 
 GGUF, SAFETENSORS = "GGUF", "safetensors"
 
@@ -54,7 +55,7 @@ def stated_architecture(path: Path) -> str:
             stated: object = read_json(path / "config.json").get("model_type")
         else:
             first = next(iter(model_files(path)), path)  # of a split file, the one that holds the metadata
-            stated = read_header(first, map_file(first)).metadata.get("general.architecture")
+            stated = read_header(FileBytes(first)).metadata.get("general.architecture")
     except (ModelFileError, OSError):
         return ""
     return stated[:60] if isinstance(stated, str) else ""

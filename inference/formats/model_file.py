@@ -15,7 +15,7 @@ __all__ = ["ModelFile", "TokenizerSpec", "open_model_file"]
 def open_model_file(path: Path | str) -> ModelFile:
     """A .gguf file, any part of a split one, or a directory with config.json, *.safetensors and tokenizer.json.
 
-    Reads and checks headers only; weights are memory-mapped and converted when asked for.
+    Reads and checks headers only; weights are read and converted when asked for.
     Raises ModelFileError (missing, truncated, malformed) or UnsupportedModelError (sound, not ours), naming the field.
     """
     path = Path(path)

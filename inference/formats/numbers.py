@@ -33,9 +33,9 @@ _E5M2 = (np.arange(256, dtype=np.uint16) << 8).view(np.float16).astype(np.float3
 
 
 def as_f32(raw: U8, dtype: str) -> F32:
-    """The numbers stored in raw bytes, flat. dtype is one of FLOAT_TYPES. F32 is handed on as a view."""
+    """The numbers stored in raw bytes, flat. dtype is one of FLOAT_TYPES. F32 is handed on as it is."""
     if dtype == "F32":
-        return np.require(raw.view("<f4"), np.float32, "A")  # data need not be aligned in the file
+        return raw.view("<f4")
     if dtype == "F16":
         return raw.view("<f2").astype(np.float32)
     if dtype == "BF16":  # the upper half of a float32

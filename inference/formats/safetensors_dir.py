@@ -2,21 +2,19 @@
 
 from __future__ import annotations
 
-import mmap
 from collections import Counter
 from functools import cached_property
 from math import prod
 from pathlib import Path
 from typing import Any
 
-import numpy as np
-
 from inference.errors import ModelFileError, UnsupportedModelError
 from inference.formats.architectures import ARCHITECTURES, check_shapes, expected_shapes, stored_name
 from inference.formats.base import ModelFile, TokenizerSpec
+from inference.formats.file_bytes import FileBytes, digest_files
 from inference.formats.fp8_scales import SCALE_SUFFIX, read_block_size, scale_names
 from inference.formats.hf_config import read_config
-from inference.formats.mapping import digest_files, map_file, read_json, read_text, release_pages
+from inference.formats.json_files import read_json, read_text
 from inference.formats.numbers import FLOAT_TYPES, as_f32, scale_blocks
 from inference.formats.safetensors_header import StoredTensor, read_header
 from inference.formats.safetensors_matrix import BlockScales, read_matrix
@@ -30,10 +28,7 @@ NAMED_TOKENS = ("bos_token", "eos_token", "pad_token", "unk_token")
 
 
 class SafetensorsDir(ModelFile):
-    """Opened by reading the JSON files and the headers of all shards; weights stay on disk until tensor() is called.
-
-    What the last call has read is given back by the next one, so that only one tensor at a time is there twice.
-    """
+    """Opened by reading the JSON files and the headers of all shards; weights stay on disk until tensor() is called."""
 
     def __init__(self, path: Path) -> None:
         self.path = path
@@ -54,7 +49,6 @@ class SafetensorsDir(ModelFile):
         self._shapes = expected_shapes(self.config)
         self._shards, self._tensors = _read_shards(path)
         self._block_size = read_block_size(path / "config.json", raw)
-        self._last: tuple[Path, StoredTensor] | None = None
         self._check_tensors()
 
     def _check_tensors(self) -> None:
@@ -79,7 +73,7 @@ class SafetensorsDir(ModelFile):
 
     @cached_property
     def digest(self) -> str:
-        return digest_files((self.path / "config.json", *sorted(self._shards)))
+        return digest_files((FileBytes(self.path / "config.json"), *(file for _, file in sorted(self._shards.items()))))
 
     def tensor_names(self) -> tuple[str, ...]:
         return tuple(self._shapes)
@@ -110,16 +104,13 @@ class SafetensorsDir(ModelFile):
         file, stored = self._tensors[name]
         scales = None
         if self._block_size is not None and name + SCALE_SUFFIX in self._tensors:
-            scales = BlockScales(self._stored(name + SCALE_SUFFIX).copy(), *self._block_size)
+            scales = BlockScales(self._stored(name + SCALE_SUFFIX), *self._block_size)
         return read_matrix(self._shards[file], stored, scales)
 
     def _stored(self, name: str) -> F32:
         """The tensor as it stands in its file."""
-        if self._last is not None:
-            release_pages(self._shards[self._last[0]], self._last[1].offset, self._last[1].nbytes)
-        file, stored = self._last = self._tensors[name]
-        raw = np.frombuffer(self._shards[file], np.uint8, count=stored.nbytes, offset=stored.offset)
-        return as_f32(raw, stored.dtype).reshape(stored.shape)
+        file, stored = self._tensors[name]
+        return as_f32(self._shards[file].read(stored.offset, stored.nbytes), stored.dtype).reshape(stored.shape)
 
 
 def _named_tokens(path: Path, tokenizer: dict[str, Any]) -> dict[str, str]:
@@ -148,8 +139,8 @@ def _chat_template(path: Path, tokenizer: dict[str, Any]) -> str | None:
     return found or None
 
 
-def _read_shards(path: Path) -> tuple[dict[Path, mmap.mmap], dict[str, tuple[Path, StoredTensor]]]:
-    """Map every shard and check its header; tensor name -> the file that holds it."""
+def _read_shards(path: Path) -> tuple[dict[Path, FileBytes], dict[str, tuple[Path, StoredTensor]]]:
+    """Open every shard and check its header; tensor name -> the file that holds it."""
     index = path / INDEX_NAME
     weight_map: dict[str, str] = {}
     if index.exists():
@@ -162,10 +153,10 @@ def _read_shards(path: Path) -> tuple[dict[Path, mmap.mmap], dict[str, tuple[Pat
         files = sorted(path.glob("*.safetensors"))
         if not files:
             raise ModelFileError(path, "the directory holds no *.safetensors file")
-    shards = {file: map_file(file) for file in files}
+    shards = {file: FileBytes(file) for file in files}
     tensors: dict[str, tuple[Path, StoredTensor]] = {}
     for file, data in shards.items():
-        for name, stored in read_header(file, data).items():
+        for name, stored in read_header(data).items():
             if name in tensors:
                 raise ModelFileError(file, f"the tensor is also in {tensors[name][0].name}", field=name)
             tensors[name] = (file, stored)

@@ -6,13 +6,13 @@ Source: the safetensors format (8 bytes length, JSON, data). Knows nothing about
 from __future__ import annotations
 
 import json
-import mmap
 from dataclasses import dataclass
 from math import prod
 from pathlib import Path
 from typing import Any
 
 from inference.errors import ModelFileError
+from inference.formats.file_bytes import FileBytes
 
 MAX_HEADER_BYTES = 4 << 20  # some 30,000 tensors
 MAX_DIMS = 8
@@ -34,19 +34,20 @@ class StoredTensor:
     nbytes: int
 
 
-def read_header(path: Path, data: mmap.mmap) -> dict[str, StoredTensor]:
-    """Check and parse the header of a mapped file. Raises ModelFileError naming the tensor or field at fault."""
-    if len(data) < 8:
-        raise ModelFileError(path, f"{len(data)} bytes, a safetensors file has at least 8", field="header length")
-    length = int.from_bytes(data[:8], "little")
-    if length > min(len(data) - 8, MAX_HEADER_BYTES):
-        problem = f"header of {length} bytes in a file of {len(data)}, at most {MAX_HEADER_BYTES} are allowed"
+def read_header(file: FileBytes) -> dict[str, StoredTensor]:
+    """Check and parse the header of a file. Raises ModelFileError naming the tensor or field at fault."""
+    path = file.path
+    if file.num_bytes < 8:
+        raise ModelFileError(path, f"{file.num_bytes} bytes, a safetensors file has at least 8", field="header length")
+    length = int.from_bytes(file.read(0, 8).tobytes(), "little")
+    if length > min(file.num_bytes - 8, MAX_HEADER_BYTES):
+        problem = f"header of {length} bytes in a file of {file.num_bytes}, at most {MAX_HEADER_BYTES} are allowed"
         raise ModelFileError(path, problem, field="header length")
-    entries = _parse_json(path, data[8 : 8 + length])
+    entries = _parse_json(path, file.read(8, length).tobytes())
     entries.pop("__metadata__", None)
     data_start = 8 + length
     tensors = {name: _stored(path, name, entry, data_start) for name, entry in entries.items()}
-    _check_places(path, tensors, data_start, len(data))
+    _check_places(path, tensors, data_start, file.num_bytes)
     return tensors
 
 

@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-import mmap
 from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
-from inference.formats.mapping import release_pages
+from inference.formats.file_bytes import FileBytes
 from inference.formats.numbers import F8_TYPES, as_f32
 from inference.formats.safetensors_header import StoredTensor
 from inference.kernels.quantized import FloatForm, WeightMatrix
@@ -33,19 +32,14 @@ class BlockScales:
     num_columns: int
 
 
-def read_matrix(data: mmap.mmap, stored: StoredTensor, scales: BlockScales | None = None) -> WeightMatrix:
-    """Numbers as they stand in the file; scaled ones as float32, rounded once, as they rarely fit into less.
-
-    What was read of the file is given back at once: every row is read once, when it is packed.
-    """
+def read_matrix(file: FileBytes, stored: StoredTensor, scales: BlockScales | None = None) -> WeightMatrix:
+    """Numbers as they stand in the file; scaled ones as float32, rounded once, as they rarely fit into less."""
     num_rows, num_inner = stored.shape
     row_bytes = stored.nbytes // num_rows
     form = FORMS[stored.dtype] if scales is None else FloatForm("f32")
 
     def read(first: int, end: int) -> NDArray[Any]:
-        offset, nbytes = stored.offset + first * row_bytes, (end - first) * row_bytes
-        raw = np.frombuffer(data, np.uint8, count=nbytes, offset=offset).copy()
-        release_pages(data, offset, nbytes)
+        raw = file.read(stored.offset + first * row_bytes, (end - first) * row_bytes)
         if scales is not None:
             rows = np.arange(first, end) // scales.num_rows
             factors = np.repeat(scales.factors[rows], scales.num_columns, axis=1)[:, :num_inner]

@@ -57,8 +57,7 @@ def test_a_model_that_was_replaced_is_opened_anew_and_can_be_loaded(
     assert shelf.get("m") is found
 
 
-def test_a_file_that_was_cut_short_is_refused_and_does_not_end_the_process(shelf: ModelShelf, folder: Path) -> None:
-    """Weights are read from the mapped file: behind its end there is no memory."""
+def test_a_file_that_was_cut_short_is_opened_anew_and_refused(shelf: ModelShelf, folder: Path) -> None:
     assert shelf.get("m").is_current
     with (folder / "model.safetensors").open("r+b") as file:
         file.truncate(4096)

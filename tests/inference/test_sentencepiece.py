@@ -13,9 +13,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from inference.formats.base import TokenizerSpec
+from inference.formats.file_bytes import FileBytes
 from inference.formats.gguf_header import read_header
 from inference.formats.gguf_metadata import Metadata, TokenType, read_tokenizer_spec
-from inference.formats.mapping import map_file
 from inference.tokenizer.chat_template import ChatTemplate
 from inference.tokenizer.tokenizer import Tokenizer
 from inference.types import ChatMessage
@@ -123,7 +123,7 @@ def test_only_phi_3_has_such_markers(tmp_path: Path) -> None:
         made.set("tokenizer.ggml.model", tiny.STRING, kind)
         made.set_array("tokenizer.ggml.scores", tiny.F32, [0.0] * len(tiny.TOKENS))
         path = made.write(tmp_path / "m.gguf")
-        spec = read_tokenizer_spec(Metadata(path, read_header(path, map_file(path)).metadata))
+        spec = read_tokenizer_spec(Metadata(path, read_header(FileBytes(path)).metadata))
         assert spec.strips_right is strips
 
 
