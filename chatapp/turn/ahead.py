@@ -10,7 +10,7 @@ from dataclasses import replace
 
 from chatapp import llm, selectors
 from chatapp.models import Conversation
-from chatapp.turn.prompt import Past, Read, first_day, fitted, model_of, past_of, rules_of
+from chatapp.turn.past import Past, Read, first_day, fitted, model_of, past_of, rules_of
 
 _QUESTION = llm.ChatMessage("user", "?")
 _LOOSE_TOKENS = 4  # at the end of a draft: most words have no more

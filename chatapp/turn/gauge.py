@@ -19,7 +19,8 @@ from chatapp.errors import WindowFull
 from chatapp.models import Conversation, Generation, Message, MessageStatus, Role
 from chatapp.search import Hit
 from chatapp.selectors import HistoryMessage
-from chatapp.turn.prompt import Past, Plan, Read, past_of, plan_turn, rules_of
+from chatapp.turn.past import Past, Read, past_of, rules_of
+from chatapp.turn.prompt import Plan, plan_turn
 
 MAX_KEPT = 32  # conversations that are being written in; more of them are read again
 _PLACEHOLDER = "?"  # some templates render nothing that does not end with a question

@@ -7,7 +7,8 @@ from functools import partial
 from chatapp import search, selectors
 from chatapp.services import turns
 from chatapp.turn.numbers import compared
-from chatapp.turn.prompt import Plan, past_of, plan_turn
+from chatapp.turn.past import past_of
+from chatapp.turn.prompt import Plan, plan_turn
 
 
 def planned(rows: turns.TurnRows, *, is_asked: bool) -> Plan:

@@ -22,7 +22,8 @@ from chatapp.services import turns
 from chatapp.turn import ahead
 from chatapp.turn.attention import Attention
 from chatapp.turn.live import Live, LiveTurn, live
-from chatapp.turn.prompt import Plan, has_public_head, model_of, next_history
+from chatapp.turn.past import model_of
+from chatapp.turn.prompt import Plan, has_public_head, next_history
 from chatapp.turn.remains import purge_if_gone
 from chatapp.turn.spare_time import SpareTime
 from chatapp.turn.stream import Reply

@@ -22,8 +22,9 @@ from chatapp.models import ContextPolicy, MessageStatus, Role
 from chatapp.services import summaries
 from chatapp.text import is_blank
 from chatapp.turn.context import num_leaving
+from chatapp.turn.past import first_day, rules_of
 from chatapp.turn.preparation import preparation
-from chatapp.turn.prompt import Plan, first_day, messages_after, rules_of
+from chatapp.turn.prompt import Plan, messages_after
 from chatapp.turn.remains import purge_if_gone
 from chatapp.turn.stream import Reply
 from chatapp.turn.summary_rules import accepted_summary, wording

@@ -11,7 +11,8 @@ from django.utils.translation import ngettext
 from chatapp import llm, selectors
 from chatapp.errors import WindowFull
 from chatapp.models import Conversation, Message, User
-from chatapp.turn.prompt import Past, fitted, has_public_head, model_of, past_of, rules_of
+from chatapp.turn.past import Past, fitted, model_of, past_of, rules_of
+from chatapp.turn.prompt import has_public_head
 
 _QUESTION = llm.ChatMessage("user", "?")  # some templates render nothing that does not end with one
 

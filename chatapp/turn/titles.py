@@ -20,7 +20,8 @@ from chatapp.errors import ChatError, StorageUnavailable
 from chatapp.models import MessageStatus, Role
 from chatapp.services import conversations
 from chatapp.text import is_blank
-from chatapp.turn.prompt import Plan, first_day, messages_after
+from chatapp.turn.past import first_day
+from chatapp.turn.prompt import Plan, messages_after
 from chatapp.turn.remains import purge_if_gone
 from chatapp.turn.stream import Reply
 from chatapp.turn.title_rules import MAX_TOKENS, Wording, accepted_title, wording

@@ -12,8 +12,9 @@ from django.test.utils import CaptureQueriesContext
 from chatapp import search, selectors
 from chatapp.models import ContextPolicy, Conversation, Generation, Message, SearchEntry, Summary, User
 from chatapp.services.turns import TurnRows
+from chatapp.turn.past import rules_of
 from chatapp.turn.planning import planned
-from chatapp.turn.prompt import Plan, rules_of
+from chatapp.turn.prompt import Plan
 from tests.chatapp import rows
 from tests.chatapp.fake_worker import ByteTemplate, FakeWorker
 

@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 from chatapp import llm, wire
 from chatapp.markdown import render_blocks
 from chatapp.models import Conversation, Generation, Message, ThinkingInHistory, User
-from chatapp.turn import prompt
+from chatapp.turn import past
 from chatapp.turn.live import Live, LiveTurn
 from tests.chatapp.conftest import after, ended, send, started, stored, stored_when, until, whole
 from tests.chatapp.fake_worker import END, HEADERS, MARK_IDS, THINKS, FakeWorker
@@ -242,6 +242,6 @@ TEXTS = st.lists(st.sampled_from(["<think>", "</think>", "\n", "a", "<", " "]), 
 @given(text=TEXTS, chars=st.integers(0, 30), tokens=st.integers(0, 30))
 def test_whatever_is_stored_a_reply_never_becomes_an_empty_one(text: str, chars: int, tokens: int) -> None:
     ids = tuple(range(len(text)))
-    message = prompt._answer(text, ids, min(chars, len(text)), min(tokens, len(ids)))
+    message = past.answer_of(text, ids, min(chars, len(text)), min(tokens, len(ids)))
     assert message.content.strip() or message.content == text
     assert message.is_stripped or message.token_ids == ids

@@ -15,7 +15,7 @@ from asgiref.sync import sync_to_async
 from chatapp import llm, wire
 from chatapp.models import Conversation, Generation, Message, Preset, ThinkingInHistory, TitleSource, User
 from chatapp.services.conversations import conversation_delete
-from chatapp.turn import prompt, run, titles
+from chatapp.turn import past, run, titles
 from chatapp.turn.live import Live, LiveTurn
 from tests.chatapp.test_thinking_reuse import REPLY, answered, engine_of, opened_reply, policy
 from tests.inference.thinking_templates import THINKING
@@ -66,8 +66,8 @@ async def test_a_thinking_model_answers_at_once_and_the_next_turn_finds_its_hist
 def history_of(turn: LiveTurn) -> int:
     """Tokens of the first question and its reply at the beginning of a later prompt."""
     conversation = Conversation.objects.get(id=turn.conversation_id)
-    history = prompt.selectors.history(conversation, Message.objects.get(id=turn.message_id))
-    built = llm.build_prompt([*prompt.replay(conversation, history).messages, llm.ChatMessage("user", "x")])
+    history = past.selectors.history(conversation, Message.objects.get(id=turn.message_id))
+    built = llm.build_prompt([*past.replay(conversation, history).messages, llm.ChatMessage("user", "x")])
     return built.spans[-2][1]
 
 

@@ -16,7 +16,8 @@ from chatapp.errors import WindowFull
 from chatapp.models import ContextPolicy, Conversation, Generation, Message, Preset, User
 from chatapp.turn import run
 from chatapp.turn.live import Live, LiveTurn
-from chatapp.turn.prompt import past_of, plan_turn, rules_of
+from chatapp.turn.past import past_of, rules_of
+from chatapp.turn.prompt import plan_turn
 from inference.types import Request
 from tests.chatapp import rows
 from tests.chatapp.conftest import after, send, whole

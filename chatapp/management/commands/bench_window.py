@@ -27,7 +27,7 @@ from chatapp.errors import ChatError
 from chatapp.models import Conversation, MessageStatus, Role, pack_ids
 from chatapp.selectors import HistoryMessage, SummaryText
 from chatapp.turn.context import Rules, num_leaving
-from chatapp.turn.prompt import Past, Read, fitted
+from chatapp.turn.past import Past, Read, fitted
 
 POLICIES = ("naive", "truncate", "recent", "summarise")
 MAX_TOKENS = 256  # of a reply
