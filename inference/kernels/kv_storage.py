@@ -12,6 +12,7 @@ from typing import Protocol
 import numpy as np
 
 from inference.errors import PoolTooLarge
+from inference.kernels.pool_memory import pool_zeros
 from inference.types import F32, I64
 
 KEY_GROUP = 16  # keys that lie side by side in the pool of the compiled kernels; its blocks hold whole groups
@@ -60,7 +61,7 @@ class KVPool(BlockStorage, Protocol):
 
     @property
     def nbytes(self) -> int:
-        """Bytes of the whole pool. The system hands out their pages at the first write."""
+        """Bytes of the whole pool; the system hands out their pages at the first write."""
         ...
 
 
@@ -84,15 +85,15 @@ class KVStorage:
         self.num_blocks = num_blocks
         self.block_size = block_size
         try:
-            self.k: F32 = np.zeros(shape, np.float32)  # (L, K, N * P, D)
-            self.v: F32 = np.zeros(shape, np.float32)  # (L, K, N * P, D)
-        except (MemoryError, ValueError) as error:  # ValueError: more than an address can count
+            self.k: F32 = pool_zeros(shape, np.float32)  # (L, K, N * P, D)
+            self.v: F32 = pool_zeros(shape, np.float32)  # (L, K, N * P, D)
+        except MemoryError as error:
             num_bytes = 2 * math.prod(shape) * np.dtype(np.float32).itemsize
             raise PoolTooLarge(num_tokens=num_blocks * block_size, num_bytes=num_bytes) from error
 
     @property
     def nbytes(self) -> int:
-        """Bytes of both arrays. The system hands out their pages at the first write."""
+        """Bytes of both arrays, see pool_memory."""
         return self.k.nbytes + self.v.nbytes
 
     @property

@@ -26,7 +26,7 @@ from inference.kernels.jit import elementwise
 from inference.kernels.jit.compile_ahead import CompilingFailed, compile_ahead, is_compiled
 from inference.kernels.jit.cpu import choose_tier
 from inference.kernels.jit.forward import compile_parts, compile_pass
-from inference.kernels.jit.kernel_cache import default_root, folder_of, keep_compiled
+from inference.kernels.jit.kernel_cache import compile_entries, default_root, folder_of, keep_compiled
 from inference.kernels.jit.linear import LinearKernels
 from inference.kernels.jit.linear_check import check
 from inference.kernels.jit.packing import PackedMatrix, WeightMemory, pack
@@ -87,6 +87,7 @@ def _linked(root: Path) -> int:
     """The address of a pass, once a process."""
     started_at = time.perf_counter()
     address = compile_pass()
+    compile_entries()  # else the first pass would read them, while somebody waits
     logger.info("the kernels in %s are ready after %.1f s", root, time.perf_counter() - started_at)
     return address
 

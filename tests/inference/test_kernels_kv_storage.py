@@ -2,10 +2,15 @@
 
 from __future__ import annotations
 
+import mmap
+import sys
+from pathlib import Path
+
 import numpy as np
 import pytest
 
 from inference.errors import PoolTooLarge
+from inference.kernels.jit.storage import HalfStorage
 from inference.kernels.kv_storage import KVStorage
 
 
@@ -63,3 +68,21 @@ def test_a_pool_without_room_says_how_many_bytes_it_needs(num_blocks: int) -> No
     num_bytes = 2 * 32 * 8 * 128 * 16 * num_blocks * 4
     assert (caught.value.num_tokens, caught.value.num_bytes) == (16 * num_blocks, num_bytes)
     assert f"{num_bytes} bytes" in str(caught.value)
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="reads what Linux says of a mapping")
+@pytest.mark.parametrize("make", [KVStorage, HalfStorage])
+def test_a_token_takes_the_pages_that_it_writes_and_no_large_ones(make: type[KVStorage | HalfStorage]) -> None:
+    """With pages of 2 MB the first token would have the system zero nearly all of this pool."""
+    num_layers, num_kv_heads = 4, 2
+    kv = make(num_layers, num_kv_heads, head_dim=64, num_blocks=1024, block_size=16)
+    before = resident_bytes()
+    kv.write_block(0, 16, memoryview(bytes([1] * 16 * kv.bytes_per_token)))
+    num_places = 2 * num_layers * num_kv_heads
+    assert kv.nbytes >= num_places << 21
+    assert resident_bytes() - before < num_places << 16
+
+
+def resident_bytes() -> int:
+    pages = int(Path("/proc/self/statm").read_text().split()[1])
+    return pages * mmap.PAGESIZE

@@ -6,6 +6,7 @@ small model. Run as a program, this file is the child. Knows nothing about model
 
 from __future__ import annotations
 
+import contextlib
 import hashlib
 import json
 import subprocess
@@ -63,16 +64,15 @@ def compile_ahead(root: Path, tier: str, forms: Collection[Form], on_progress: C
         assert child.stdout is not None
         said = ""
         try:
-            child.stdin.write(json.dumps(request))
-            child.stdin.close()
+            with contextlib.suppress(BrokenPipeError):  # it ended before it had read: its words and its status tell
+                child.stdin.write(json.dumps(request))
+                child.stdin.close()
             for line in child.stdout:
                 word, _, fraction = line.partition(" ")
                 if word == "progress":
                     on_progress(float(fraction))
                 else:
                     said = line.strip()[:200]  # the last line of a traceback says what was wrong
-        except BrokenPipeError:
-            pass  # it ended before it had read: the status tells
         except BaseException:
             child.kill()
             raise

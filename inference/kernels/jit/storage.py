@@ -2,15 +2,15 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Sequence
 
 import numpy as np
 from numpy.typing import NDArray
 
 from inference.errors import PoolTooLarge
-from inference.kernels.jit.vectors import LANE_BYTES, NUM_LANES
+from inference.kernels.jit.vectors import NUM_LANES
 from inference.kernels.kv_storage import KEY_GROUP
+from inference.kernels.pool_memory import pool_zeros
 
 F16 = NDArray[np.float16]
 
@@ -41,15 +41,15 @@ class HalfStorage:
         value_shape = (num_layers, num_kv_heads, slots, padded)
         self.bytes_per_token = half_bytes_per_token(num_layers, num_kv_heads, head_dim)
         try:
-            self.k = _aligned_zeros(key_shape)
-            self.v = _aligned_zeros(value_shape)
-            self.key_address, self.value_address = int(self.k.ctypes.data), int(self.v.ctypes.data)
-        except (MemoryError, ValueError) as error:  # ValueError: more than an address can count
+            self.k: F16 = pool_zeros(key_shape, np.float16)
+            self.v: F16 = pool_zeros(value_shape, np.float16)
+        except MemoryError as error:
             raise PoolTooLarge(num_tokens=slots, num_bytes=slots * self.bytes_per_token) from error
+        self.key_address, self.value_address = int(self.k.ctypes.data), int(self.v.ctypes.data)
 
     @property
     def nbytes(self) -> int:
-        """Bytes of both arrays. The system hands out their pages at the first write."""
+        """Bytes of both arrays, see pool_memory."""
         return self.k.nbytes + self.v.nbytes
 
     def copy_rows(self, src_block: int, dst_block: int, num_rows: int) -> None:
@@ -96,11 +96,3 @@ class HalfStorage:
 def _assign(targets: Sequence[F16], sources: Sequence[F16]) -> None:
     for target, source in zip(targets, sources, strict=True):
         target[...] = source
-
-
-def _aligned_zeros(shape: tuple[int, ...]) -> F16:
-    """Zeros that begin at a whole cache line."""
-    count = math.prod(shape)
-    raw = np.zeros(count + LANE_BYTES // 2, np.float16)
-    start = -raw.ctypes.data % LANE_BYTES // 2
-    return raw[start : start + count].reshape(shape)
