@@ -21,7 +21,7 @@ from chatapp.errors import ChatError, Conflict, StorageUnavailable
 from chatapp.markdown import render_blocks
 from chatapp.models import Message, MessageStatus, PrefixBreak, User
 from chatapp.services import turns
-from chatapp.turn import summaries, titles
+from chatapp.turn import side_work, summaries, titles
 from chatapp.turn.live import Live, LiveTurn
 from chatapp.turn.numbers import numbers_of, turn_stats
 from chatapp.turn.planning import planned
@@ -305,8 +305,7 @@ async def drain(live: Live, *, grace_s: float = 8.0) -> None:
     """Let running turns end, interrupt and store the rest, close every socket. New ones must be refused already."""
     llm.drain()
     preparation.end()
-    titles.cancel_all()
-    summaries.cancel_all()
+    side_work.cancel_all()
     live.broadcast(wire.ServerDraining())
     await _wait(grace_s)
     for turn in live.turns:

@@ -8,16 +8,13 @@ after the system prompt; without one (the model has been busy, or wrote nothing 
 
 from __future__ import annotations
 
-import asyncio
 import logging
-from contextlib import suppress
 from dataclasses import dataclass
-from uuid import UUID, uuid4
+from uuid import UUID
 
 from django.conf import settings
 
 from chatapp import executors, hints, llm, selectors
-from chatapp.errors import ChatError, StorageUnavailable
 from chatapp.models import ContextPolicy, MessageStatus, Role
 from chatapp.services import summaries
 from chatapp.text import is_blank
@@ -25,95 +22,51 @@ from chatapp.turn.context import num_leaving
 from chatapp.turn.past import first_day, rules_of
 from chatapp.turn.preparation import preparation
 from chatapp.turn.prompt import Plan, messages_after
-from chatapp.turn.remains import purge_if_gone
+from chatapp.turn.side_work import Question, SideWork
 from chatapp.turn.stream import Reply
 from chatapp.turn.summary_rules import accepted_summary, wording
 
 logger = logging.getLogger(__name__)
 
-PATIENCE_S = 600.0  # for a server that is never idle: the next reply brings another attempt
 _REPETITION_PENALTY = 1.15  # small models go round in circles
 _MIN_TOKENS = 32  # less room is for no summary
 
-_running: dict[UUID, asyncio.Task[None]] = {}  # by conversation
+work = SideWork("summary", patience_s=600.0)
 
 
 @dataclass(frozen=True, slots=True)
 class Due:
-    """What is to be summarised: everything up to message `until`. inside: the messages of the window.
-
-    num_lasting_tokens of the prompt are the conversation's.
-    """
+    """What is to be summarised: everything up to message `until`. inside: the messages of the window."""
 
     until: UUID
     inside: tuple[UUID, ...]
-    prompt: llm.Prompt
-    num_lasting_tokens: int
-    sampling: llm.SamplingParams
+    question: Question
 
 
 def start(conversation_id: UUID, user_id: int, plan: Plan, reply: Reply, status: MessageStatus) -> None:
     """Have what leaves next summarised after this reply, if it is time; prepare for a summary that is there."""
     is_answered = status in (MessageStatus.DONE, MessageStatus.STOPPED) and not is_blank(reply.text)
-    if plan.conversation.context_policy != ContextPolicy.SUMMARISE or not is_answered or conversation_id in _running:
-        return
-    task = asyncio.create_task(_follow(conversation_id, user_id, plan, reply))
-    _running[conversation_id] = task
-    task.add_done_callback(lambda done: _running.pop(conversation_id, None))
-
-
-def cancel_all() -> None:
-    """The process is about to end."""
-    for task in list(_running.values()):
-        task.cancel()
+    is_wanted = is_answered and plan.conversation.context_policy == ContextPolicy.SUMMARISE
+    if is_wanted and not work.is_running(conversation_id):
+        work.start(conversation_id, lambda: _follow(conversation_id, user_id, plan, reply))
 
 
 async def _follow(conversation_id: UUID, user_id: int, plan: Plan, reply: Reply) -> None:
-    try:
-        async with asyncio.timeout(PATIENCE_S):
-            due = await executors.render(summary_due, plan, reply)
-            if due is None:
-                return
-            is_there = await executors.database(selectors.has_summary_until, due.inside)
-            if not is_there and not await _summarise(conversation_id, user_id, plan, due):
-                return
+    due = await executors.render(summary_due, plan, reply)
+    if due is None:
+        return
+    is_there = await executors.database(selectors.has_summary_until, due.inside)
+    if is_there or await _summarise(conversation_id, user_id, plan, due):
         preparation.summarised(conversation_id, user_id)
-    except TimeoutError:
-        logger.info("conversation %s: no summary, the engine had no time", conversation_id)
-    except ChatError as error:
-        logger.info("conversation %s: no summary, %s", conversation_id, error.code)
-    finally:
-        with suppress(StorageUnavailable):  # then the server finds it on disk (see kv_keeper)
-            await purge_if_gone(conversation_id)
 
 
 async def _summarise(conversation_id: UUID, user_id: int, plan: Plan, due: Due) -> bool:
     """Whether there is a summary now. Raises ChatError."""
-    written = await llm.aside(
-        user_id=user_id,
-        request_id=f"summary {uuid4()}",
-        prompt=due.prompt,
-        num_lasting_tokens=due.num_lasting_tokens,
-        sampling=due.sampling,
-        is_head_public=plan.is_head_public,
-        model=plan.model,
-        is_continuation=True,
-        tags=(str(conversation_id),),
-    )
+    written = await work.ask(conversation_id, user_id, plan, due.question)
     text = ""
     if written.finish_reason in (llm.FinishReason.STOP, llm.FinishReason.LENGTH):
         text = accepted_summary(written.text, is_cut=written.finish_reason == llm.FinishReason.LENGTH)
-    logger.info(
-        "conversation %s: %s, prompt %d = %d ram + %d disk + %d computed, generated %d, %s",
-        conversation_id,
-        "summarised" if text else "no summary",
-        written.stats.num_prompt_tokens,
-        written.stats.num_reused_ram,
-        written.stats.num_reused_disk,
-        written.stats.num_computed,
-        written.stats.num_generated,
-        written.finish_reason.value,
-    )
+    logger.info("conversation %s: %s", conversation_id, "summarised" if text else "no summary")
     if not text:
         return False
     made = await executors.database(
@@ -161,4 +114,5 @@ def summary_due(plan: Plan, reply: Reply) -> Due | None:
         logger.info("conversation %s: no summary, its window is full", plan.conversation.id)
         return None
     sampling = llm.SamplingParams(temperature=0.0, repetition_penalty=_REPETITION_PENALTY, max_tokens=max_tokens)
-    return Due(rows[first_kept - 1].id, tuple(row.id for row in rows), prompt, num_lasting, sampling)
+    question = Question(prompt, num_lasting, sampling)
+    return Due(rows[first_kept - 1].id, tuple(row.id for row in rows), question)

@@ -14,7 +14,7 @@ from asgiref.sync import sync_to_async
 from chatapp import hints, llm
 from chatapp.models import Conversation, MessageStatus, TitleSource, User
 from chatapp.services.conversations import conversation_delete, conversation_name, conversation_rename
-from chatapp.turn import run, titles
+from chatapp.turn import run, side_work, titles
 from chatapp.turn.live import Live, LiveTurn
 from chatapp.turn.title_rules import MAX_TOKENS
 from inference.types import FinishReason, Request
@@ -42,7 +42,7 @@ async def asked(worker: FakeWorker) -> Request:
 
 async def quiet() -> None:
     """Every attempt has ended."""
-    await until(lambda: not titles._running)
+    await until(lambda: not titles.work.num_running)
 
 
 async def named(worker: FakeWorker, title: str, reason: FinishReason = FinishReason.STOP) -> None:
@@ -165,20 +165,21 @@ async def test_a_title_that_is_cut_is_none(alice: User, worker: FakeWorker) -> N
 async def test_an_attempt_that_fails_is_quiet(
     alice: User, worker: FakeWorker, reason: FinishReason, caplog: pytest.LogCaptureFixture
 ) -> None:
-    caplog.set_level(logging.INFO, logger="chatapp.turn.titles")
+    caplog.set_level(logging.INFO, logger="chatapp.turn")
     live = Live()
     turn = await first_turn(alice, worker, live)
     await named(worker, "Boil", reason)
     assert (await conversation(turn)).title == QUESTION
     assert turn.end is not None
     assert turn.end.error == ""
-    (line,) = [record.getMessage() for record in caplog.records if record.name == "chatapp.turn.titles"]
-    assert line.endswith(reason.value)
-    assert "potatoes" not in line
+    asked_line, line = [each.getMessage() for each in caplog.records if each.name != "chatapp.turn.run"]
+    assert asked_line.endswith(reason.value)
+    assert line.endswith("no title")
+    assert "potatoes" not in asked_line + line
 
 
 async def test_nothing_is_loaded_for_it(alice: User, worker: FakeWorker, caplog: pytest.LogCaptureFixture) -> None:
-    caplog.set_level(logging.INFO, logger="chatapp.turn.titles")
+    caplog.set_level(logging.INFO, logger="chatapp.turn")
     turn = await started(Live(), alice, send(QUESTION))
     worker.write(REPLY)
     worker.model_state = "unloaded"
@@ -222,7 +223,7 @@ async def test_however_it_ends_nothing_stays_of_what_was_deleted_meanwhile(
     alice: User, worker: FakeWorker, monkeypatch: pytest.MonkeyPatch, how: str
 ) -> None:
     if how == "too late":
-        monkeypatch.setattr(titles, "PATIENCE_S", 0.5)
+        monkeypatch.setattr(titles.work, "patience_s", 0.5)
     turn = await first_turn(alice, worker)
     await asked(worker)
     await sync_to_async(conversation_delete)(user=alice, conversation_id=turn.conversation_id)
@@ -230,7 +231,7 @@ async def test_however_it_ends_nothing_stays_of_what_was_deleted_meanwhile(
         case "in vain":
             worker.finish(FinishReason.LENGTH)
         case "drained":
-            titles.cancel_all()
+            side_work.cancel_all()
         case "failed":
             worker.finish(FinishReason.ERROR)
     await quiet()
@@ -308,8 +309,8 @@ async def test_a_title_that_would_not_fit_is_not_asked_for(
 async def test_a_server_without_time_is_given_up_on(
     alice: User, worker: FakeWorker, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
-    caplog.set_level(logging.INFO, logger="chatapp.turn.titles")
-    monkeypatch.setattr(titles, "PATIENCE_S", 0.05)
+    caplog.set_level(logging.INFO, logger="chatapp.turn")
+    monkeypatch.setattr(titles.work, "patience_s", 0.05)
     await first_turn(alice, worker)
     await quiet()
     assert not worker._listeners

@@ -17,6 +17,7 @@ from chatapp.models import Conversation, Generation, Message, Preset, ThinkingIn
 from chatapp.services.conversations import conversation_delete
 from chatapp.turn import past, run, titles
 from chatapp.turn.live import Live, LiveTurn
+from chatapp.turn.side_work import Question
 from tests.chatapp.test_thinking_reuse import REPLY, answered, engine_of, opened_reply, policy
 from tests.inference.thinking_templates import THINKING
 
@@ -33,7 +34,7 @@ def _switched_on(settings: Any) -> None:
 
 async def quiet() -> None:
     async with asyncio.timeout(20):
-        while titles._running:
+        while titles.work.num_running:
             await asyncio.sleep(0.002)
 
 
@@ -78,7 +79,7 @@ async def test_what_a_person_wrote_is_no_control_token_there_either(
     asked: list[list[int]] = []
     question = titles.question
 
-    def noted(*args: Any) -> titles.Question | None:
+    def noted(*args: Any) -> Question | None:
         found = question(*args)
         assert found is not None
         asked.append(found.prompt.ids.tolist())
@@ -98,7 +99,7 @@ async def test_a_deleted_conversation_leaves_nothing_of_its_title(alice: User) -
     await policy(alice, ThinkingInHistory.KEEP)
     async with engine_of("switched") as engine:
         first = await answered(engine, alice, "When?", REPLY)
-        assert titles._running
+        assert titles.work.num_running
         await sync_to_async(conversation_delete)(user=alice, conversation_id=first.conversation_id)
         await quiet()
         again = await answered(engine, alice, "When?", REPLY)

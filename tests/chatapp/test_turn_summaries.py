@@ -50,12 +50,12 @@ def text_of(request: Request) -> str:
 async def settle(worker: FakeWorker, num_asked: int, *, written: str | None = SUMMARY) -> None:
     """Until what follows a turn is over; the next request for a summary is answered. written None: it stays open."""
     is_open = written is None and num_asked > 0
-    await until(lambda: is_open or not summaries._running or len(asked(worker)) > num_asked)
+    await until(lambda: is_open or not summaries.work.num_running or len(asked(worker)) > num_asked)
     if len(asked(worker)) > num_asked and written is not None:
         request = asked(worker)[-1]
         worker.write(written, request_id=request.request_id)
         worker.finish(request_id=request.request_id)
-        await until(lambda: not summaries._running)
+        await until(lambda: not summaries.work.num_running)
 
 
 async def go_on(
@@ -169,7 +169,7 @@ async def test_no_turn_waits_for_one(alice: User, small: FakeWorker) -> None:
     assert len(asked(small)) == 1
     assert (await generation(turn)).num_outside > 0
     small.finish(FinishReason.CANCELLED, request_id=asked(small)[0].request_id)
-    await until(lambda: not summaries._running)
+    await until(lambda: not summaries.work.num_running)
     assert not await Summary.objects.aexists()
 
 
@@ -241,6 +241,6 @@ async def test_a_conversation_that_is_deleted_meanwhile_gets_none(
     request = asked(small)[0]
     small.write(SUMMARY, request_id=request.request_id)
     small.finish(reason, request_id=request.request_id)
-    await until(lambda: not summaries._running)
+    await until(lambda: not summaries.work.num_running)
     assert not await Summary.objects.aexists()
     assert small.purged == [str(turn.conversation_id)]
