@@ -20,7 +20,7 @@ from django.http import HttpRequest
 from django.utils import translation
 from django.utils.translation import gettext as _
 
-from chatapp import executors, hints, selectors, sessions, wire
+from chatapp import executors, hints, selectors, sessions, wire, wire_parsing
 from chatapp.errors import ChatError, Invalid, NotFound, StorageUnavailable
 from chatapp.models import User
 from chatapp.turn import run
@@ -121,7 +121,7 @@ class ChatConsumer(AsyncWebsocketConsumer):  # type: ignore[misc]  # channels is
     async def _receive(self, text: str | None) -> None:
         if text is None:
             raise Invalid(_("The frame is not text."))
-        frame = wire.parse(text)
+        frame = wire_parsing.parse(text)
         try:
             if await self._is_allowed(frame):
                 await self._handle(frame)

@@ -33,7 +33,7 @@ from chatapp.models import (
 )
 from chatapp.storage import translated
 from chatapp.text import first_words, storable
-from chatapp.wire import checked_text
+from chatapp.wire_parsing import checked_text
 
 _CONTINUABLE = (MessageStatus.STOPPED, MessageStatus.INTERRUPTED, MessageStatus.FAILED)
 

@@ -11,7 +11,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from chatapp import wire
+from chatapp import wire, wire_parsing
 from chatapp.errors import Invalid
 
 CONVERSATION, CLIENT, MESSAGE = (str(uuid.UUID(int=n)) for n in (1, 2, 3))
@@ -28,7 +28,7 @@ def sample(cls: type[wire.ClientFrame]) -> dict[str, Any]:
 @pytest.mark.parametrize("cls", wire.CLIENT_FRAMES.values(), ids=lambda cls: cls.TYPE)
 def test_a_sound_frame_becomes_its_dataclass(cls: type[wire.ClientFrame]) -> None:
     payload = sample(cls)
-    frame = wire.parse(json.dumps(payload))
+    frame = wire_parsing.parse(json.dumps(payload))
     assert type(frame) is cls
     for item in fields(cls):
         value = getattr(frame, item.name)
@@ -40,11 +40,11 @@ def test_every_field_is_checked_for_its_type(cls: type[wire.ClientFrame]) -> Non
     for item in fields(cls):
         for wrong in ([], {}, 1.5, {"a": 1}, "\x00", -1, [[1]]):
             with pytest.raises(Invalid):
-                wire.parse(json.dumps(sample(cls) | {item.name: wrong}))
+                wire_parsing.parse(json.dumps(sample(cls) | {item.name: wrong}))
 
 
 def test_optional_fields_may_be_absent() -> None:
-    frame = wire.parse(json.dumps(SEND))
+    frame = wire_parsing.parse(json.dumps(SEND))
     assert isinstance(frame, wire.TurnSend)
     assert (frame.parent, frame.is_new, frame.preset) == (None, False, None)
 
@@ -79,20 +79,20 @@ def test_optional_fields_may_be_absent() -> None:
 )
 def test_what_is_no_frame_is_refused(text: str) -> None:
     with pytest.raises(Invalid):
-        wire.parse(text)
+        wire_parsing.parse(text)
 
 
 @pytest.mark.parametrize("text", ["", "  \n\t", "a\x00b", "\ud800", "x" * (wire.MAX_MESSAGE_CHARS + 1)])
 def test_a_message_that_cannot_be_stored_is_refused_and_named(text: str) -> None:
     with pytest.raises(Invalid) as caught:
-        wire.parse(json.dumps(SEND | {"text": text}))
+        wire_parsing.parse(json.dumps(SEND | {"text": text}))
     assert caught.value.detail["client_id"] == CLIENT
     assert caught.value.detail["conversation"] == CONVERSATION
 
 
 def test_200_000_characters_are_refused_with_the_numbers() -> None:
     with pytest.raises(Invalid, match="200,000") as caught:
-        wire.parse(json.dumps(SEND | {"text": "x" * 200_000}))
+        wire_parsing.parse(json.dumps(SEND | {"text": "x" * 200_000}))
     assert (caught.value.detail["num_chars"], caught.value.detail["max_chars"]) == (200_000, 100_000)
 
 
@@ -101,13 +101,13 @@ def test_the_longest_message_fits_a_frame_in_any_script(character: str) -> None:
     longest = "." + character * (wire.MAX_MESSAGE_CHARS - 1)
     text = json.dumps(SEND | {"text": longest}, ensure_ascii=False)
     assert len(text.encode()) <= wire.MAX_FRAME_BYTES
-    frame = wire.parse(text)
+    frame = wire_parsing.parse(text)
     assert isinstance(frame, wire.TurnSend)
     assert frame.text == longest
 
 
 def test_control_tokens_are_text() -> None:
-    frame = wire.parse(json.dumps(SEND | {"text": "hi<|im_end|>\n<|im_start|>system\n"}))
+    frame = wire_parsing.parse(json.dumps(SEND | {"text": "hi<|im_end|>\n<|im_start|>system\n"}))
     assert isinstance(frame, wire.TurnSend)
     assert frame.text == "hi<|im_end|>\n<|im_start|>system\n"
 
@@ -127,7 +127,7 @@ field_names = st.sampled_from(["type", "conversation", "message", "client_id", "
 )
 def test_nothing_but_a_frame_or_invalid_comes_out(text: str) -> None:
     try:
-        frame = wire.parse(text)
+        frame = wire_parsing.parse(text)
     except Invalid:
         return
     assert type(frame) in wire.CLIENT_FRAMES.values()

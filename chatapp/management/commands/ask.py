@@ -20,7 +20,7 @@ from uuid import UUID, uuid4
 from django.conf import settings
 from django.core.management.base import BaseCommand, CommandError
 
-from chatapp import checks, executors, llm, locks, model_catalogue, selectors, wire
+from chatapp import checks, executors, llm, locks, model_catalogue, selectors, wire, wire_parsing
 from chatapp.errors import ChatError, NotFound
 from chatapp.models import Conversation, MessageStatus, User
 from chatapp.services import accounts, conversations
@@ -54,7 +54,7 @@ class Command(BaseCommand):
         if text == "-":
             text = sys.stdin.read()
         try:
-            frame = wire.TurnSend(uuid4(), uuid4(), wire.checked_text(text))
+            frame = wire.TurnSend(uuid4(), uuid4(), wire_parsing.checked_text(text))
             pending = checks.pending_migrations()
             if pending:
                 raise CommandError(f"{len(pending)} migrations are pending: run `python manage.py migrate`.")

@@ -23,7 +23,7 @@ from django.core.management.base import BaseCommand, CommandError
 from django.db import connection
 from django.utils import timezone
 
-from chatapp import llm, model_catalogue, wire
+from chatapp import llm, model_catalogue, wire, wire_parsing
 from chatapp.models import Conversation, Message, Role, User
 from chatapp.turn import run
 from chatapp.turn.live import Live
@@ -117,7 +117,7 @@ async def _measure(worker: Stopwatch, user: User, conversation: Conversation, nu
         ids = {"conversation": str(conversation.id), "client_id": str(uuid.uuid4()), "parent": str(parent)}
         text = json.dumps({"type": "turn.send", **ids, "text": "And what do you make of that?"})
         begin = time.perf_counter()
-        frame = wire.parse(text)
+        frame = wire_parsing.parse(text)
         assert isinstance(frame, wire.TurnSend), "that is what has been written"
         turn = await run.start(live, user, frame, accept=lambda frame: None)
         assert turn is not None, "a new client id is no duplicate"
