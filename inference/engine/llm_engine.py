@@ -187,7 +187,12 @@ class LLMEngine:
     @property
     def has_urgent_work(self) -> bool:
         """Whether a turn is among it, or something to report."""
-        return bool(self._events) or any(each.rank == Rank.TURN for each in self._sequences.values())
+        return bool(self._events) or self.num_turns > 0
+
+    @property
+    def num_turns(self) -> int:
+        """Turns that run or wait."""
+        return sum(each.rank == Rank.TURN for each in self._sequences.values())
 
     def step(self) -> list[Event]:
         """Run one forward pass over what is due and return what has happened since the last call."""

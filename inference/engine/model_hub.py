@@ -92,6 +92,7 @@ class ModelHub:
         self._end = end  # what a model that is about to leave still computes, for nobody who waits
         self._loading: Slot | None = None
         self._leaving: frozenset[str] = frozenset()
+        self._leaving_for = ""  # the model that they make room for
         self._turns: deque[Slot] = deque()  # the ready ones, the one that was run last at the end
 
     def slot(self, name: str) -> Slot:
@@ -144,6 +145,7 @@ class ModelHub:
 
     def arrange(self) -> list[Slot]:
         """Begin to load what is wanted next, as far as there is room. Returns the ready models with held requests."""
+        leaving_before = self._leaving if self.wanted[:1] == [self._leaving_for] else frozenset()
         self._leaving = frozenset()
         while self.wanted and self.slots[self.wanted[0]].engine is not None:  # it was to leave, and may stay
             del self.wanted[0]
@@ -151,9 +153,9 @@ class ModelHub:
             slot = self.slots[self.wanted[0]]
             assert slot.opened is not None, "what is wanted has been opened"
             need = slot.opened.memory_bytes
-            leavers = choose_leavers(self._turns, self.used_bytes + need - self.max_bytes)
+            leavers = self._choose_leavers(need, leaving_before)
             if any(leaver.is_urgent for leaver in leavers):
-                self._leaving = frozenset(leaver.name for leaver in leavers)
+                self._leaving, self._leaving_for = frozenset(leaver.name for leaver in leavers), slot.name
                 for leaver in leavers:
                     if leaver.engine is not None:  # nobody waits for a place until a title is written
                         leaver.engine.cancel_side_work()
@@ -165,6 +167,18 @@ class ModelHub:
                 self._loading, slot.state, slot.memory_bytes = slot, "loading", need
                 self._begin(slot)
         return [slot for slot in self._turns if slot.held and self.takes_requests(slot)]
+
+    def _choose_leavers(self, need: int, leaving_before: frozenset[str]) -> list[Slot]:
+        """Who makes room for so many bytes: those who were to do so before, unless others can at once.
+
+        Of several that answer, each step makes another one that was used longest ago. Chosen anew each time, all would
+        be given new requests while another one is to leave, and none might ever be done.
+        """
+        missing = self.used_bytes + need - self.max_bytes
+        leavers = choose_leavers(self._turns, missing)
+        before = [slot for slot in self._turns if slot.name in leaving_before]
+        is_enough = sum(slot.memory_bytes for slot in before) >= missing
+        return before if is_enough and any(leaver.is_urgent for leaver in leavers) else leavers
 
     def loaded(self, slot: Slot, engine: LLMEngine, now: float) -> None:
         """The model is there; it has the size that it states."""
@@ -189,8 +203,9 @@ class ModelHub:
 
     def unload(self, slot: Slot) -> None:
         """Let a loaded model go, with its pool. Raises ModelBusy while requests run with it or wait for it."""
-        if slot.is_urgent or slot.held:
-            raise ModelBusy(name=slot.name, num_requests=slot.num_requests)
+        num_turns = len(slot.held) + (0 if slot.engine is None else slot.engine.num_turns)
+        if num_turns:  # an end that was not reported yet is no reason to stay
+            raise ModelBusy(name=slot.name, num_requests=num_turns)
         if slot.engine is not None:
             self._end(slot)
             self._remove(slot)

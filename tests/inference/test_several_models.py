@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import random
 import subprocess
 import sys
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import suppress
 from pathlib import Path
 
 import numpy as np
@@ -13,7 +16,8 @@ from inference.config import EngineConfig
 from inference.engine.llm_engine import load_opened
 from inference.engine.opened_model import open_model
 from inference.engine.worker import Worker
-from inference.types import Request, SamplingParams
+from inference.errors import ModelBusy
+from inference.types import FinishReason, Request, SamplingParams
 from tests.conftest import ROOT
 from tests.inference.fake_models import Receiver
 from tests.inference.fakes import finished
@@ -46,6 +50,44 @@ def test_families_side_by_side_answer_as_each_does_alone() -> None:
     for receiver, greedy in asked:
         assert list(finished(receiver.wait()).token_ids or ()) == greedy
     assert all(worker.model(name).state == "ready" for name in FAMILIES)
+    assert worker.shutdown(PATIENCE_S)
+
+
+def test_three_models_in_the_room_of_two_answer_as_each_does_alone() -> None:
+    """Several people ask, change their minds and have models unloaded at once, while each answer drives another out."""
+    sizes = {name: open_model(path, CONFIG).memory_bytes for name, path in FAMILIES.items()}
+    max_bytes = sum(sizes.values()) - min(sizes.values())
+    worker = Worker(lambda name: open_model(FAMILIES[name], CONFIG), max_bytes=max_bytes)
+    worker.start()
+    too_much: list[int] = []
+
+    def person(number: int) -> None:
+        rng = random.Random(number)
+        for n in range(6):
+            name = rng.choice(sorted(FAMILIES))
+            request, greedy = request_of(name, f"{number} {n}")
+            receiver = Receiver()
+            worker.submit(name, request, receiver)
+            is_impatient = rng.random() < 0.3
+            if is_impatient:
+                worker.cancel(request.request_id)
+            with suppress(ModelBusy):
+                worker.unload(rng.choice(sorted(FAMILIES)))
+            end = finished(receiver.wait())
+            ids = list(end.token_ids or ())
+            assert ids == greedy if end.finish_reason != FinishReason.CANCELLED else ids == greedy[: len(ids)]
+            assert is_impatient or end.finish_reason == FinishReason.LENGTH
+            if worker.used_bytes > max_bytes:
+                too_much.append(worker.used_bytes)
+
+    with ThreadPoolExecutor(4) as people:
+        for asked in [people.submit(person, number) for number in range(4)]:
+            asked.result(PATIENCE_S)
+    assert not too_much
+    for name in FAMILIES:
+        worker.unload(name)
+    assert (worker.used_bytes, worker.loaded, worker._accepted) == (0, [], {})
+    assert not any(slot.held or slot.opened for slot in worker._hub.slots.values())
     assert worker.shutdown(PATIENCE_S)
 
 
