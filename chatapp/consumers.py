@@ -254,7 +254,12 @@ def _counted(user: User, frame: wire.WindowCount) -> wire.WindowCounted:
     """Blocking. Raises ChatError."""
     conversation = addressed(user, frame)
     count = asdict(gauge.count(conversation, frame.text or ""))
-    renamed = {"outside": "num_outside", "leaving": "num_leaving", "quoted": "num_recalled"}
+    renamed = {
+        "outside": "num_outside",
+        "leaving": "num_leaving",
+        "quoted": "num_recalled",
+        "unsummarised": "num_unsummarised",
+    }
     values = {name: count.pop(field) for name, field in renamed.items()}
     return wire.WindowCounted(
         frame.conversation,

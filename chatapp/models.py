@@ -339,7 +339,7 @@ class Summary(models.Model):
         verbose_name = _("summary")
         verbose_name_plural = _("summaries")
         indexes: ClassVar = [
-            # selectors.summaries_of: those of one conversation, newest first
+            # selectors.summaries: those of one conversation, newest first
             models.Index(fields=["conversation", "-created_at"], name="summary_of_conversation"),
         ]
 

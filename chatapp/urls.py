@@ -7,7 +7,7 @@ from django.urls import path
 from django.views.decorators.http import conditional_page
 from django.views.i18n import JavaScriptCatalog
 
-from chatapp.views import accounts, chat, conversations, engine, health, metrics
+from chatapp.views import accounts, chat, conversations, engine, health, metrics, summaries
 
 handler400 = "chatapp.views.errors.bad_request"
 handler403 = "chatapp.views.errors.permission_denied"
@@ -19,6 +19,8 @@ urlpatterns = [
     path("c/<uuid:conversation_id>/", chat.conversation_show, name="conversation"),
     path("c/<uuid:conversation_id>/messages/", chat.message_window, name="message_window"),
     path("c/<uuid:conversation_id>/messages/<uuid:message_id>/text/", chat.message_text, name="message_text"),
+    path("c/<uuid:conversation_id>/summaries/<uuid:summary_id>/", summaries.show, name="summary"),
+    path("c/<uuid:conversation_id>/summaries/<uuid:summary_id>/edit/", summaries.edit, name="summary_edit"),
     path("c/<uuid:conversation_id>/model/", conversations.model, name="conversation_model"),
     path("c/<uuid:conversation_id>/cold/", conversations.cold, name="conversation_cold"),
     path("c/<uuid:conversation_id>/window/", conversations.window, name="conversation_window"),

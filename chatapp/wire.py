@@ -208,10 +208,27 @@ class TurnStats:
 
 
 @dataclass(frozen=True, slots=True)
+class RecalledMessage:
+    """A message that is quoted, and how many lie above it on its branch."""
+
+    message: uuid.UUID
+    position: int
+
+
+@dataclass(frozen=True, slots=True)
+class Recalled:
+    """What a model is given in front of a question: `text` word for word, quoted from `sources`, oldest first."""
+
+    text: str
+    sources: tuple[RecalledMessage, ...]
+
+
+@dataclass(frozen=True, slots=True)
 class TurnAccepted:
     """Stored, durably. The user message (None for regenerate and continue) and the open assistant message.
 
-    `is_duplicate`: this client_id had been accepted before; nothing was stored twice.
+    `recalled`: what is put in front of the question. `is_duplicate`: this client_id had been accepted before; nothing
+    was stored twice.
     """
 
     TYPE: ClassVar = "turn.accepted"
@@ -222,6 +239,7 @@ class TurnAccepted:
     user_text: str
     message: uuid.UUID
     title: str
+    recalled: Recalled | None = None
     is_duplicate: bool = False
 
 
@@ -319,9 +337,10 @@ class WindowCounted:
     """The next prompt as it would be sent, in tokens: total = system + summary + history + recalled + draft.
 
     reserve: kept free for the reply. start: the first message that is sent, None for the very first of all, and
-    outside: how many lie before it. leaving: so many more leave when this draft is sent. quoted: messages that are
-    recalled for it. problem: why it cannot be sent. window 0: nothing can be counted now. The last four are what the
-    conversation says about its window now.
+    outside: how many lie before it; summary_id: which summary stands for them; unsummarised: for so many none does,
+    though the policy wants one. next_summary_id: which one waits for the window to move. leaving: so many more leave
+    when this draft is sent. quoted: messages that are recalled for it. problem: why it cannot be sent. window 0:
+    nothing can be counted now. The last four are what the conversation says about its window now.
     """
 
     TYPE: ClassVar = "window.counted"
@@ -340,6 +359,8 @@ class WindowCounted:
     leaving: int = 0
     quoted: int = 0
     summary_id: uuid.UUID | None = None
+    next_summary_id: uuid.UUID | None = None
+    unsummarised: int = 0
     problem: str = ""
     policy: str = ""
     recent_tokens: int = 0

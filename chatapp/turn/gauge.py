@@ -19,7 +19,7 @@ from chatapp.errors import WindowFull
 from chatapp.models import Conversation, Generation, Message, MessageStatus, Role
 from chatapp.search import Hit
 from chatapp.selectors import HistoryMessage
-from chatapp.turn.past import Past, Read, past_of, rules_of
+from chatapp.turn.past import Past, Read, Window, past_of, rules_of
 from chatapp.turn.prompt import Plan, plan_turn
 
 MAX_KEPT = 32  # conversations that are being written in; more of them are read again
@@ -31,7 +31,8 @@ class Count:
     """Tokens of the next prompt by what they are of; total is their sum, and that of the prompt.
 
     start: the first message that is sent, None for the very first; num_outside: those before it, as long as the draft
-    is short. num_leaving: how many more leave with this draft. problem: why it cannot be sent, "" if it can.
+    is short; num_unsummarised: those of them for which a summary is missing. next_summary_id: the one that waits for
+    the window to move. num_leaving: how many more leave with this draft. problem: why it cannot be sent, "" if it can.
     """
 
     window: int
@@ -47,6 +48,8 @@ class Count:
     num_leaving: int = 0
     num_recalled: int = 0
     summary_id: UUID | None = None
+    next_summary_id: UUID | None = None
+    num_unsummarised: int = 0
     problem: str = ""
 
 
@@ -146,7 +149,7 @@ def _counted(plan: Plan, known: _Known, *, has_draft: bool) -> Count:
     recalled = len(llm.encode(plan.recalled.text, model=plan.model)) if plan.recalled is not None else 0
     end = len(plan.prompt.ids) if has_draft else spans[-1][0]
     rules = rules_of(plan.conversation)
-    return Count(
+    count = Count(
         window=rules.window,
         reserve=rules.reserve,
         total=end,
@@ -155,11 +158,22 @@ def _counted(plan: Plan, known: _Known, *, has_draft: bool) -> Count:
         history=spans[-1][0] - head - summary * (not is_in_head),
         recalled=recalled,
         draft=end - spans[-1][0] - recalled,
-        start=base.window.start,
-        num_outside=base.window.num_outside,
-        summary_id=base.window.summary,
         num_leaving=plan.window.num_outside - base.window.num_outside,
         num_recalled=len(plan.recalled.sources) if plan.recalled is not None else 0,
+    )
+    return _with_window(count, known.read, base.window)
+
+
+def _with_window(count: Count, read: Read, window: Window) -> Count:
+    """With where the window begins as long as the draft is short, and what stands there."""
+    waiting = [each.id for each in read.summaries if each.position >= window.num_outside]
+    return replace(
+        count,
+        start=window.start,
+        num_outside=window.num_outside,
+        summary_id=window.summary,
+        next_summary_id=waiting[-1] if waiting else None,
+        num_unsummarised=window.num_unsummarised,
     )
 
 
@@ -187,9 +201,7 @@ def _refused(
         draft=end - start,
         problem=error.message if error is not None else "",
     )
-    if known.base is None:
-        return count
-    return replace(count, start=known.base.window.start, num_outside=known.base.window.num_outside)
+    return count if known.base is None else _with_window(count, known.read, known.base.window)
 
 
 gauge = Gauge()  # of this process

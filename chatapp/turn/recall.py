@@ -27,10 +27,11 @@ _FRAMES = {
 
 @dataclass(frozen=True, slots=True)
 class Recalled:
-    """What is put in front of a question, and which messages it quotes, oldest first."""
+    """What is put in front of a question, and which messages it quotes, oldest first, with their positions."""
 
     text: str
     sources: tuple[UUID, ...]
+    positions: tuple[int, ...]
 
 
 def quote(
@@ -46,7 +47,8 @@ def quote(
         chosen = sorted(ranked[:num], key=lambda passage: passage.position)
         text = _framed(question, chosen, words)
         if count(text) <= max_tokens:
-            return Recalled(text, tuple(passage.message_id for passage in chosen))
+            ids, positions = (p.message_id for p in chosen), (p.position for p in chosen)
+            return Recalled(text, tuple(ids), tuple(positions))
     return None
 
 

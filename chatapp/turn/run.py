@@ -21,7 +21,7 @@ from chatapp.errors import ChatError, Conflict, StorageUnavailable
 from chatapp.markdown import render_blocks
 from chatapp.models import Message, MessageStatus, PrefixBreak, User
 from chatapp.services import turns
-from chatapp.turn import side_work, summaries, titles
+from chatapp.turn import recall, side_work, summaries, titles
 from chatapp.turn.live import Live, LiveTurn
 from chatapp.turn.numbers import numbers_of, turn_stats
 from chatapp.turn.planning import planned
@@ -72,7 +72,7 @@ async def _start(
         raise
     # From here to the task nothing awaits: a stored turn always runs.
     if accept is not None:
-        accept(_accepted(frame, rows, html))
+        accept(_accepted(frame, rows, html, plan.recalled if plan else None))
     if plan is None:
         ticket.release()
         return live.get(rows.assistant_message.id)
@@ -139,7 +139,7 @@ def _open_rows(user: User, frame: TurnFrame, check: turns.Check) -> turns.TurnRo
             )
 
 
-def _accepted(frame: TurnFrame, rows: turns.TurnRows, html: str) -> wire.TurnAccepted:
+def _accepted(frame: TurnFrame, rows: turns.TurnRows, html: str, recalled: recall.Recalled | None) -> wire.TurnAccepted:
     has_question = isinstance(frame, wire.TurnSend | wire.TurnEdit)
     return wire.TurnAccepted(
         conversation=rows.conversation.id,
@@ -149,8 +149,14 @@ def _accepted(frame: TurnFrame, rows: turns.TurnRows, html: str) -> wire.TurnAcc
         user_text=rows.user_message.text if has_question else "",
         message=rows.assistant_message.id,
         title=rows.conversation.title,
+        recalled=_told(recalled) if recalled else None,
         is_duplicate=rows.is_duplicate,
     )
+
+
+def _told(recalled: recall.Recalled) -> wire.Recalled:
+    places = zip(recalled.sources, recalled.positions, strict=True)
+    return wire.Recalled(recalled.text, tuple(wire.RecalledMessage(name, position) for name, position in places))
 
 
 async def stop(live: Live, user: User, frame: wire.TurnStop) -> None:

@@ -15,7 +15,7 @@ from django.urls import reverse
 from django.utils.translation import gettext as _
 from django.views.decorators.http import require_safe
 
-from chatapp import llm, model_catalogue, selectors, wire
+from chatapp import llm, model_catalogue, selectors, window_rows, wire
 from chatapp.errors import Invalid
 from chatapp.markdown import render_many
 from chatapp.models import Conversation, Generation, Message, MessageStatus, Role, User
@@ -41,6 +41,7 @@ class Item:
     stats_json: str
     thought: tuple[str, ...] = ()
     thinking_ms: int = 0
+    recalled_json: str = ""
     version: int = 1
     num_versions: int = 1
     previous_id: uuid.UUID | None = None
@@ -130,11 +131,18 @@ def window_of(user: User, conversation_id: uuid.UUID, *, before: uuid.UUID | Non
     messages = [entry.message for entry in transcript.messages]
     thoughts = [thought_of(message.text, message.thinking_chars) for message in messages]
     rendered = render_many([*(message.answer for message in messages), *thoughts])
-    pairs = zip(transcript.messages, rendered[: len(messages)], rendered[len(messages) :], strict=True)
-    return Window([_item(entry, blocks, thought) for entry, blocks, thought in pairs], transcript.older_cursor)
+    recalled = window_rows.recalled_for([message.id for message in messages if message.role == Role.USER])
+    rows = zip(transcript.messages, rendered[: len(messages)], rendered[len(messages) :], strict=True)
+    items = [_item(entry, blocks, thought, recalled.get(entry.message.id)) for entry, blocks, thought in rows]
+    return Window(items, transcript.older_cursor)
 
 
-def _item(entry: selectors.TranscriptMessage, blocks: tuple[str, ...], thought: tuple[str, ...]) -> Item:
+def _item(
+    entry: selectors.TranscriptMessage,
+    blocks: tuple[str, ...],
+    thought: tuple[str, ...],
+    recalled: wire.Recalled | None,
+) -> Item:
     message, generation = entry.message, entry.generation
     return Item(
         id=message.id,
@@ -146,6 +154,7 @@ def _item(entry: selectors.TranscriptMessage, blocks: tuple[str, ...], thought: 
         thought=thought,
         thinking_ms=round(1000 * generation.thinking_s) if generation else 0,
         stats_json=_stats_json(generation),
+        recalled_json=json.dumps(asdict(recalled), default=str) if recalled else "",
         version=entry.version,
         num_versions=len(entry.sibling_ids),
         previous_id=entry.previous_id,
@@ -214,6 +223,10 @@ def _data(
             ("delete", "conversation_delete"),
         )
     }
+    of_summary = {
+        name: reverse(route, args=[NO_ID, NO_ID])
+        for name, route in (("summary", "summary"), ("editSummary", "summary_edit"))
+    }
     return {
         "person": str(user.pk),
         "conversation": conversation.id if conversation else None,
@@ -222,6 +235,7 @@ def _data(
         "csrf": get_token(request),
         "noId": NO_ID,
         "urls": of_conversation
+        | of_summary
         | {
             "text": reverse("message_text", args=[NO_ID, NO_ID]),
             "home": reverse("conversation_new"),

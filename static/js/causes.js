@@ -4,6 +4,7 @@
 
 import { number } from "./format.js";
 import { fill, gettext } from "./i18n.js";
+import { placeText } from "./places.js";
 
 const reasons = {
   edited: gettext("it was edited"),
@@ -48,11 +49,4 @@ function restText(stats) {
   return fill(gettext("Of %(known)s tokens that had been read before %(reused)s were remembered."), {
     known: number(stats.known), reused: number(reused),
   });
-}
-
-/** The message at a depth of the branch, as a person would call it: questions and replies take turns. */
-function placeText(position) {
-  if (position === null) return gettext("the beginning");
-  const n = number(Math.floor(position / 2) + 1);
-  return fill(position % 2 ? gettext("reply %(n)s") : gettext("your message %(n)s"), { n });
 }

@@ -19,6 +19,7 @@ import { Follower } from "./scroll.js";
 import { Sidebar } from "./sidebar.js";
 import { Socket } from "./socket.js";
 import { Store } from "./store.js";
+import { Summaries } from "./summaries.js";
 import { Transcript, whyNoEdit } from "./transcript.js";
 
 const SHOW_BANNER_AFTER_MS = 1500;
@@ -58,11 +59,20 @@ const policy = new Policy(byId("window-dialog"), page.policy, async (values) => 
   contextWindow.changed();
   return stored;
 });
-const contextWindow = new ContextWindow({
-  policy,
-  ask: (number) => conversation.count(number),
-  place: (element, id) => transcript.placeAbove(element, id),
+const summaries = new Summaries({
+  read: (id) => requests.json(urls.summary(conversation.id, id)),
+  save: (id, text) => requests.post(urls.editSummary(conversation.id, id), { text }),
+  report,
+  place: () => {
+    contextWindow.drawn();
+    follower.pin();
+  },
+  edited: () => {
+    contextWindow.changed();
+    announce(gettext("The summary is used from your next message on"));
+  },
 });
+const contextWindow = new ContextWindow({ policy, summaries, transcript, ask: (number) => conversation.count(number) });
 const sidebar = new Sidebar({
   urls, requests, store,
   current: page.conversation,
@@ -155,16 +165,18 @@ async function checkSession() {
 function listen() {
   document.addEventListener("click", (event) => {
     const button = event.target.closest("[data-action]");
-    if (button) act(button.dataset.action, button);
+    if (!button) return;
+    if (button.matches("a")) event.preventDefault(); // the address stays that of the conversation
+    act(button.dataset.action, button);
   });
   document.addEventListener("keydown", pressed);
   for (const starter of document.querySelectorAll(".starter")) {
     starter.addEventListener("click", () => composer.set(starter.dataset.starter));
   }
   byId("banner").querySelector("button").addEventListener("click", () => socket.retryNow());
-  byId("older").querySelector("button").addEventListener("click", () => attempt(() => conversation.loadOlder()));
+  byId("older").querySelector("button").addEventListener("click", () => attempt(() => conversation.reading.loadOlder()));
   new IntersectionObserver(([entry]) => {
-    if (entry.isIntersecting && !byId("older").hidden) attempt(() => conversation.loadOlder());
+    if (entry.isIntersecting && !byId("older").hidden) attempt(() => conversation.reading.loadOlder());
   }, { root: byId("scroller"), rootMargin: "400px 0px 0px 0px" }).observe(byId("older"));
   new ResizeObserver(() => follower.pin()).observe(byId("scroller"));
   addEventListener("unhandledrejection", (event) => {
@@ -203,6 +215,7 @@ function act(action, button) {
     continue: () => conversation.continue(id),
     branch: () => attempt(() => conversation.branch(button.dataset.target)),
     stats: () => showNumbers(byId("stats-card"), button, statsOf(article), (target) => follower.goTo(target)),
+    "go-to": () => attempt(() => goTo(button.dataset.target)),
     resend: () => conversation.resend(client),
     "take-back": () => conversation.takeBack(client),
     help: () => byId("help-dialog").showModal(),
@@ -217,6 +230,12 @@ async function copyMessage(article, button) {
   await copy(requests.text(urls.text(conversation.id, article.dataset.message)));
   confirmOn(button);
   announce(gettext("Copied"));
+}
+
+/** Bring a message into view, loading what lies between. */
+async function goTo(name) {
+  const article = await conversation.reading.bring(name);
+  if (article) follower.goTo(article);
 }
 
 /** True when there was a message to edit, or a reason why not was given. */

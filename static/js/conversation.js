@@ -10,6 +10,7 @@ import { newId } from "./ids.js";
 import { Preparing } from "./preparing.js";
 import * as message from "./message.js";
 import * as outbox from "./outbox.js";
+import { Reading } from "./reading.js";
 import { applyFrame, newTurn } from "./turns.js";
 
 const HIDDEN_PAINT_MS = 300; // a hidden tab gets no animation frames, and must still acknowledge what it was sent
@@ -21,13 +22,12 @@ export class Conversation {
   #paintTimer = null;
   #newsAt = 0;
   #awaitsSnapshot = false;
-  #rereading = null;
 
   constructor({ page, urls, socket, store, requests, transcript, pending, follower, composer, sidebar, model, choice, contextWindow, onEditRefused }) {
     Object.assign(this, { choice, contextWindow, onEditRefused, urls, socket, store, requests, transcript, pending, follower, composer, sidebar, model });
     this.entries = store.get("outbox", []);
     this.edits = new Edits(store);
-    this.older = page.older;
+    this.reading = new Reading({ conversation: this, older: page.older, requests, urls, transcript, follower });
     this.isStored = page.conversation !== null;
     this.id = page.conversation ?? outbox.firstNew(this.entries)?.conversation ?? newId();
     this.title = page.title;
@@ -126,23 +126,7 @@ export class Conversation {
   async branch(target) {
     const answer = await this.requests.post(this.urls.branch(this.id), { message: target });
     this.#newsAt = performance.now();
-    this.#exchange(answer);
-  }
-
-  async loadOlder() {
-    if (this.older === null || this.isLoadingOlder) return;
-    this.isLoadingOlder = true;
-    try {
-      const { html, older } = await this.requests.json(`${this.urls.window(this.id)}?before=${this.transcript.first}`);
-      this.follower.keepPlace(() => {
-        this.transcript.prepend(html);
-        this.transcript.allowEdits(!this.isRunning);
-        this.contextWindow.drawn();
-        this.#setOlder(older);
-      });
-    } finally {
-      this.isLoadingOlder = false;
-    }
+    this.reading.draw(answer);
   }
 
   modelChanged() {
@@ -162,7 +146,7 @@ export class Conversation {
       // Answers come in order: a pong without a snapshot before it says that no turn is running there.
       this.#awaitsSnapshot = true;
       this.socket.send({ type: "ping" });
-      if (!isFirst) this.#reread();
+      if (!isFirst) this.reading.again();
     }
     this.#flush();
     this.composer.retellDraft();
@@ -206,7 +190,7 @@ export class Conversation {
   #ponged() {
     if (!this.#awaitsSnapshot) return;
     this.#awaitsSnapshot = false;
-    if (this.isRunning) this.#reread();
+    if (this.isRunning) this.reading.again();
   }
 
   #accepted(frame) {
@@ -220,10 +204,10 @@ export class Conversation {
     if (!this.isStored) this.#becomeStored();
     this.#setTitle(frame.title);
     this.sidebar.touch(this.id);
-    if (frame.is_duplicate || (!entry && frame.client_id !== null)) return this.#reread(); // versions change: the server draws them
+    if (frame.is_duplicate || (!entry && frame.client_id !== null)) return this.reading.again(); // versions change: the server draws them
     this.#turns.set(frame.message, newTurn(frame.message));
     if (entry) {
-      this.transcript.addUser(frame.user_message, frame.user_html);
+      this.transcript.addUser(frame.user_message, frame.user_html, frame.recalled);
       this.transcript.addAssistant(frame.message);
     } else {
       message.open(this.transcript.get(frame.message));
@@ -261,12 +245,13 @@ export class Conversation {
       this.sidebar.refreshSoon();
       return;
     }
+    this.contextWindow.changed(); // a summary may have been written
     const isNamed = frame.title && frame.title !== this.title;
     if (frame.title) this.#setTitle(frame.title);
     if (isNamed) return; // that was the news: nothing of the transcript has to be read again
     if (!this.isStored || performance.now() - this.#newsAt <= OWN_HINT_MS) return;
     this.sidebar.refreshSoon(); // pinned or put away in another tab, perhaps
-    this.#reread();
+    this.reading.again();
     this.choice.sync();
   }
 
@@ -275,9 +260,11 @@ export class Conversation {
     if (!entry) {
       const edit = this.edits.find(frame.client_id);
       if (edit && frame.code !== "conflict" && (await this.#canWait(frame, edit))) return this.edits.wait(edit.client_id);
-      notify(frame.message);
+      const isFull = frame.code === "window_full" && frame.conversation === this.id;
+      if (!isFull) notify(frame.message);
       this.edits.remove(frame.client_id);
-      if (frame.conversation === this.id && this.isStored) await this.#reread();
+      if (frame.conversation === this.id && this.isStored) await this.reading.again();
+      if (isFull) this.contextWindow.refused(frame.message);
       if (edit) this.onEditRefused(edit.message, edit.text); // what has been written is not lost
       return undefined;
     }
@@ -302,7 +289,7 @@ export class Conversation {
     }
     if (code !== "conflict") return false;
     if (entry.conversation !== this.id) return true; // its own page will see the end of that reply
-    await this.#reread();
+    await this.reading.again();
     return this.isRunning;
   }
 
@@ -363,7 +350,7 @@ export class Conversation {
       const article = this.transcript.get(id);
       this.socket.send({ type: "ack", message: id, seq: turn.seq });
       if (!article) {
-        this.#reread(); // begun in another tab: the messages around it are not here yet
+        this.reading.again(); // begun in another tab: the messages around it are not here yet
         continue;
       }
       message.paint(article, turn, [...indices].sort((a, b) => a - b));
@@ -388,26 +375,8 @@ export class Conversation {
     if (this.isStored) this.sidebar.setRunning(this.id, this.isRunning);
   }
 
-  /** Read the end of the conversation again; one request serves everybody who asks meanwhile. */
-  #reread() {
-    this.#rereading ??= this.#readEnd().finally(() => { this.#rereading = null; });
-    return this.#rereading;
-  }
-
-  async #readEnd() {
-    if (!this.isStored) return;
-    try {
-      this.#exchange(await this.requests.json(this.urls.window(this.id)));
-    } catch (error) {
-      if (error.code === "not_found") this.gone();
-      else if (error.code !== "offline") notify(error.message);
-    }
-  }
-
-  /** Draw the end of the conversation as the server has it, and what is running on top of it. */
-  #exchange({ html, older }) {
-    const hasMoreAbove = this.transcript.exchange(html);
-    if (!hasMoreAbove) this.#setOlder(older);
+  /** The end of the conversation has been drawn as the server has it: what is running there goes on top. */
+  drawn() {
     for (const [id, turn] of this.#turns) {
       const article = this.transcript.get(id);
       if (article?.classList.contains("is-open")) message.paint(article, turn, [...turn.blocks.keys()]);
@@ -420,15 +389,16 @@ export class Conversation {
     this.#flush();
   }
 
+  /** Older messages have been drawn above the others. */
+  olderDrawn() {
+    this.transcript.allowEdits(!this.isRunning);
+    this.contextWindow.drawn();
+  }
+
   /** A turn whose end is on the page already, as the server drew it: what was still to be drawn is not. */
   #settle(turn) {
     if (this.#dirty.delete(turn.message)) this.socket.send({ type: "ack", message: turn.message, seq: turn.seq });
     this.#turns.delete(turn.message);
-  }
-
-  #setOlder(older) {
-    this.older = older;
-    document.getElementById("older").hidden = older === null;
   }
 
   #becomeStored() {

@@ -42,6 +42,14 @@ function modelFacts(stats) {
   ].filter(([, value]) => value);
 }
 
+/** How many messages the prompt no longer held, and for how many of them a summary was wanted and missing. */
+function windowFacts({ outside, unsummarised }) {
+  return [
+    [gettext("Messages outside the window"), outside > 0 ? number(outside) : ""],
+    [gettext("Of them without a summary"), unsummarised > 0 ? number(unsummarised) : ""],
+  ].filter(([, value]) => value);
+}
+
 /** [name, value, part of the bar] rows of the card behind that line. */
 export function statsFacts(stats) {
   const reasons = {
@@ -58,7 +66,8 @@ export function statsFacts(stats) {
     [gettext("Tokens written"), number(stats.generated)],
     [gettext("Time to first token"), seconds(stats.ttft_ms)],
     [gettext("Writing speed"), speed(stats.decode_tok_s) || "–"],
-    [gettext("Ended by"), reasons[stats.finish_reason] ?? stats.finish_reason],
+    [gettext("Ended by"), stats.is_cut_by_window ? gettext("full window") : reasons[stats.finish_reason] ?? stats.finish_reason],
+    ...windowFacts(stats),
     ...modelFacts(stats),
   ];
 }

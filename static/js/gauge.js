@@ -2,6 +2,7 @@
 
 import { number } from "./format.js";
 import { fill, gettext, ngettext } from "./i18n.js";
+import { outsideText } from "./leaving.js";
 
 const HIGH = 0.85;
 
@@ -76,11 +77,6 @@ export class Gauge {
       return [term, detail];
     }));
     outside.hidden = count.outside === 0;
-    outside.textContent = outsideText(count.outside);
+    outside.textContent = outsideText(count);
   }
 }
-
-export const outsideText = (outside) => fill(
-  ngettext("The first message is no longer sent; it stays here.", "The first %(num)s messages are no longer sent; they stay here.", outside),
-  { num: number(outside) },
-);

@@ -4,12 +4,17 @@
 
 import { gettext } from "./i18n.js";
 import { stageText, statsLine, thinkingText } from "./format.js";
+import { leftText } from "./leaving.js";
+import { drawRecalled } from "./recalled.js";
 
 const part = (name) => document.getElementById(`part-${name}`).content;
 
-export function newUserMessage(id, html) {
+/** recalled: what was quoted in front of it; null when nothing was. */
+export function newUserMessage(id, html, recalled) {
   const article = part("user").firstElementChild.cloneNode(true);
   identify(article, id);
+  if (recalled !== null) article.dataset.recalled = JSON.stringify(recalled);
+  drawRecalled(article);
   article.querySelector(".prose").replaceChildren(blockElement(html));
   decorateCode(article.querySelector(".prose"));
   return article;
@@ -29,12 +34,13 @@ function identify(article, id) {
 /** Bring an article that the server drew into the state that its data attributes tell. */
 export function wake(article) {
   decorateCode(article);
-  if (article.dataset.role !== "assistant") return;
+  if (article.dataset.role !== "assistant") return drawRecalled(article);
   const isOpen = article.classList.contains("is-open");
   if (isOpen) showStage(article, { stage: "starting" });
   else showEnd(article);
   const fold = article.querySelector(".thinking");
   if (fold) labelFold(fold, { isRunning: isOpen && !hasAnswer(article), ms: Number(fold.dataset.ms) });
+  return undefined;
 }
 
 /** Draw what changed in a running turn. `changed` are indices of blocks. */
@@ -103,14 +109,14 @@ function drawBlocks(prose, turn, changed, start, end) {
   }
 }
 
-function blockElement(html) {
+export function blockElement(html) {
   const block = document.createElement("div");
   block.className = "block";
   block.innerHTML = html; // sanitised on the server
   return block;
 }
 
-function decorateCode(root) {
+export function decorateCode(root) {
   for (const figure of root.querySelectorAll("figure.code")) {
     if (!figure.querySelector(".code-copy")) figure.append(part("code-copy").cloneNode(true));
   }
@@ -131,6 +137,7 @@ function showEnd(article) {
   const line = article.querySelector(".message-stats");
   line.textContent = stats === null ? "" : statsLine(stats);
   line.hidden = line.textContent === "";
+  showLeft(article, stats);
   const fold = article.querySelector(".thinking");
   if (fold && !hasAnswer(article)) fold.open = true; // it is all there is to see
   const outcome = outcomeOf(article.dataset, stats, fold !== null || hasAnswer(article));
@@ -146,10 +153,20 @@ function showEnd(article) {
   box.querySelector('[data-action="retry"]').hidden = outcome.canContinue;
 }
 
+/** What left the window with this reply, under its numbers. */
+function showLeft(article, stats) {
+  const line = article.querySelector(".message-left");
+  line.textContent = stats === null ? "" : leftText(stats);
+  line.hidden = line.textContent === "";
+  line.classList.toggle("is-missing", Boolean(stats?.unsummarised));
+}
+
 /** What is to be said under a reply that did not come to its own end; null for one that did. */
 export function outcomeOf({ status, error }, stats, hasText) {
   if (status === "done" && stats?.finish_reason === "length") {
-    return { kind: "cut", label: gettext("Length limit"), text: "", canContinue: true };
+    return stats.is_cut_by_window
+      ? { kind: "cut", label: gettext("Window full"), text: gettext("The model's window had no more room for this reply."), canContinue: true }
+      : { kind: "cut", label: gettext("Length limit"), text: "", canContinue: true };
   }
   const labels = { stopped: gettext("Stopped"), interrupted: gettext("Interrupted"), failed: gettext("Failed") };
   if (!(status in labels)) return null;

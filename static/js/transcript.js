@@ -8,11 +8,16 @@ export const whyNoEdit = () => gettext("Messages can be edited when the reply ha
 export class Transcript {
   constructor(list) {
     this.list = list;
-    for (const article of list.children) message.wake(article);
+    for (const article of this.#messages) message.wake(article);
   }
 
   get last() {
-    return this.list.lastElementChild;
+    return this.#messages.at(-1) ?? null;
+  }
+
+  /** What else stands in the list (where the window begins, summaries) is no message. */
+  get #messages() {
+    return [...this.list.children].filter((element) => element.matches(".message"));
   }
 
   /** The id of the topmost message that is loaded. */
@@ -37,8 +42,8 @@ export class Transcript {
     return [...this.list.querySelectorAll(`[data-role="${role}"]`)].at(-1) ?? null;
   }
 
-  addUser(id, html) {
-    if (!this.get(id)) this.list.append(message.newUserMessage(id, html));
+  addUser(id, html, recalled) {
+    if (!this.get(id)) this.list.append(message.newUserMessage(id, html, recalled));
   }
 
   addAssistant(id) {
@@ -48,7 +53,9 @@ export class Transcript {
     message.open(article);
   }
 
-  /** Put a page of the server's in the place of everything from its first message on; what lies above it stays. */
+  /** Put a page of the server's in the place of everything from its first message on; what lies above it stays.
+
+      What stays is not moved: somebody may be writing in it. */
   exchange(html) {
     const fresh = parse(html);
     const known = fresh.map((article) => {
@@ -56,10 +63,20 @@ export class Transcript {
       const isSame = current !== null && current.dataset.revision === article.dataset.revision && current.dataset.revision !== "";
       return isSame ? current : article;
     });
-    const top = fresh.length > 0 ? this.get(fresh[0].dataset.message) : null;
-    const above = top === null ? [] : [...this.list.children].slice(0, [...this.list.children].indexOf(top));
-    this.list.replaceChildren(...above, ...known);
-    for (const article of known) if (fresh.includes(article)) message.wake(article);
+    const shown = this.#messages;
+    const top = fresh.length > 0 ? shown.findIndex((article) => article.dataset.message === fresh[0].dataset.message) : -1;
+    const above = shown.slice(0, Math.max(0, top));
+    const kept = new Set(known);
+    for (const article of shown.slice(above.length)) if (!kept.has(article)) article.remove();
+    let last = above.at(-1) ?? null;
+    for (const article of known) {
+      if (!article.isConnected) {
+        if (last === null) this.list.prepend(article);
+        else last.after(article);
+        message.wake(article);
+      }
+      last = article;
+    }
     return above.length > 0;
   }
 
@@ -75,6 +92,13 @@ export class Transcript {
     const article = id === null ? null : this.get(id);
     if (article === null) element.remove();
     else if (article.previousElementSibling !== element) article.before(element);
+  }
+
+  /** The same, below a message. */
+  placeBelow(element, id) {
+    const article = id === null ? null : this.get(id);
+    if (article === null) element.remove();
+    else if (article.nextElementSibling !== element) article.after(element);
   }
 
   /** While a reply is written nothing can be edited; the buttons say so. */

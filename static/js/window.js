@@ -1,7 +1,8 @@
 /* The context window of this page's conversation: asks the server what is in it, and shows the answer in the composer and
    in the transcript. One question at a time, the newest next; an answer to an older one is not shown. */
 
-import { Gauge, noteOf, outsideText } from "./gauge.js";
+import { Gauge, noteOf } from "./gauge.js";
+import { outsideText } from "./leaving.js";
 
 const PAUSE_MS = 250;
 const ANSWER_WITHIN_MS = 5000; // then the next one may be asked
@@ -14,13 +15,13 @@ export class ContextWindow {
   #count = null;
   #refusal = "";
 
-  /** ask(number) sends the question about what is being written and says whether it could be; place(element, id) puts
-      the line above a message, or takes it away; policy is the dialog about what no longer fits. */
-  constructor({ ask, place, policy }) {
-    Object.assign(this, { ask, place, policy });
+  /** ask(number) sends the question about what is being written and says whether it could be; transcript is where the
+      window begins somewhere; policy is the dialog about what no longer fits, summaries stand for it. */
+  constructor({ ask, transcript, policy, summaries }) {
+    Object.assign(this, { ask, transcript, policy, summaries });
     this.gauge = new Gauge(document.getElementById("gauge"), document.getElementById("window-card"));
     this.note = document.getElementById("window-note");
-    this.line = document.getElementById("part-window-line").content.firstElementChild.cloneNode(true);
+    this.edge = document.getElementById("part-window-line").content.firstElementChild.cloneNode(true);
   }
 
   /** What is being written, or what lies before it, is another one. */
@@ -43,6 +44,7 @@ export class ContextWindow {
     this.gauge.show(count);
     this.#say();
     this.drawn();
+    this.summaries.show({ current: count.summary_id, next: count.next_summary_id });
     if (this.#isWaiting) this.#next();
   }
 
@@ -52,11 +54,14 @@ export class ContextWindow {
     this.#say();
   }
 
-  /** Messages have come or gone: the line stands where it belongs. */
+  /** Messages or summaries have come or gone: the line and what belongs to it stand where they should. */
   drawn() {
     const outside = this.#count?.outside ?? 0;
-    this.line.firstElementChild.textContent = outsideText(outside);
-    this.place(this.line, outside > 0 ? this.#count.start : null);
+    const { current, next, until } = this.summaries.rows;
+    this.edge.querySelector(".window-line > span").textContent = outside > 0 ? outsideText(this.#count) : "";
+    if (current !== null && !this.edge.contains(current)) this.edge.append(current);
+    this.transcript.placeAbove(this.edge, outside > 0 ? this.#count.start : null);
+    if (next !== null) this.transcript.placeBelow(next, until);
   }
 
   #next() {

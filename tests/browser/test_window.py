@@ -3,43 +3,21 @@
 from __future__ import annotations
 
 import re
-import uuid
 from pathlib import Path
 
 import pytest
 from playwright.sync_api import Browser, BrowserContext, Page, expect
 
 from tests.browser.conftest import Problems
-from tests.browser.screen import REPLY_WITHIN_MS, composer, questions
+from tests.browser.filled import LONG, fill
+from tests.browser.screen import REPLY_WITHIN_MS, composer, questions, replies
 from tests.browser.server import Server
-
-LONG = "The keeper of the light counts the waves and the ships. "
-_FILL = """
-from chatapp.models import User
-from chatapp.services import turns
-import uuid
-user = User.objects.get(is_owner=True)
-name = uuid.UUID("{name}")
-parent = None
-for number in range({num}):
-    rows = turns.send_create(
-        user=user, conversation_id=name, client_id=uuid.uuid4(), text=f"Question {{number}}. {text}",
-        parent_id=parent, is_new=parent is None,
-    )
-    turns.turn_close(
-        message_id=rows.assistant_message.id, status="done", text=f"Answer {{number}}.", token_ids=[],
-        token_fingerprint="",
-    )
-    parent = rows.assistant_message.id
-"""
 
 
 @pytest.fixture(scope="module")
 def filled(server: Server, session: Path) -> str:
     """A conversation that is longer than the window; its id."""
-    name = str(uuid.uuid4())
-    server.manage("shell", "-v0", "-c", _FILL.format(name=name, num=40, text=LONG * 18))
-    return name
+    return fill(server, 40, LONG * 18)
 
 
 @pytest.fixture
@@ -79,7 +57,7 @@ def test_the_line_stands_where_the_window_begins_also_among_older_messages(shown
     expect(line).to_contain_text(re.compile(r"The first \d+ messages are no longer sent; they stay here\."))
     num_outside = int(re.search(r"\d+", line.inner_text()).group())  # type: ignore[union-attr]
     above = shown.evaluate(
-        "() => [...document.querySelectorAll('#transcript > *')].findIndex((e) => e.matches('.window-line'))"
+        "() => [...document.querySelectorAll('#transcript > *')].findIndex((e) => e.matches('.window-edge'))"
     )
     assert above == num_outside
 
@@ -119,6 +97,31 @@ def test_it_is_said_before_that_a_message_moves_the_window(shown: Page) -> None:
     expect(note).to_contain_text("without anything earlier the prompt would have", timeout=REPLY_WITHIN_MS)
     composer(shown).fill("")
     expect(note).to_be_hidden(timeout=REPLY_WITHIN_MS)
+
+
+def test_a_reply_that_has_no_more_room_says_so_and_why_it_cannot_go_on(
+    context: BrowserContext, server: Server, session: Path
+) -> None:
+    cut = """
+from chatapp.models import Generation
+Generation.objects.create(
+    message_id=replies[-1].id, model_name="tiny", finish_reason="length", num_prompt_tokens=30, num_computed=30,
+    is_cut_by_window=True,
+)
+Conversation.objects.filter(id=name).update(context_policy="full")
+"""
+    page = context.new_page()
+    page.goto(f"/c/{fill(server, 45, LONG * 18, cut)}/")
+    page.locator('[data-connection="open"]').wait_for()
+    outcome = replies(page).last.locator(".outcome")
+    expect(outcome).to_contain_text("Window full")
+    expect(outcome).to_contain_text("The model's window had no more room for this reply.")
+    outcome.get_by_role("button", name="Continue").click()
+    note = page.locator("#window-note")
+    expect(note).to_contain_text("This reply cannot go on: the conversation would have", timeout=REPLY_WITHIN_MS)
+    expect(note.get_by_role("button", name="Let the oldest turns leave")).to_be_visible()
+    expect(replies(page).last.locator(".prose")).to_have_text("Answer 44.")
+    expect(outcome).to_be_visible()
 
 
 @pytest.mark.parametrize(("width", "scheme"), [(1280, "light"), (360, "dark")])

@@ -206,7 +206,16 @@ async def test_a_summary_is_counted_as_such(alice: User, worker: FakeWorker, set
         seen.append(await acount("0" * 60))
         turn = await go_on(live, worker, alice, turn, 1)
         assert seen[-1].total == len(turns_of(worker)[-1].prompt_ids)
+    used = [each.summary_id for each in seen]
+    waiting = [each.next_summary_id for each in seen]
+    first = next(name for name in used if name)
+    assert waiting[used.index(first) - 1] == first, "it is known before it is needed"
+    assert first not in waiting[used.index(first) :]
     last = await acount()
+    assert last.num_unsummarised == 0
     assert last.summary == len(SUMMARY)
     generation = await rows.Generation.objects.aget(message_id=turn.message_id)
     assert last.summary_id == generation.summary_id is not None
+    too_much = await acount("0" * 1600)
+    assert too_much.problem
+    assert (too_much.summary_id, too_much.start) == (last.summary_id, last.start), "what is shown does not go meanwhile"

@@ -10,13 +10,13 @@ from asgiref.sync import sync_to_async
 from hypothesis import given
 from hypothesis import strategies as st
 
-from chatapp import wire
+from chatapp import window_rows, wire
 from chatapp.models import ContextPolicy, Message, Preset, TurnContext, User
 from chatapp.search import Hit
 from chatapp.services import conversations
 from chatapp.turn.live import Live, LiveTurn
 from chatapp.turn.recall import quote
-from tests.chatapp.conftest import after, send, whole
+from tests.chatapp.conftest import after, send, started, whole
 from tests.chatapp.fake_worker import FakeWorker
 
 pytestmark = pytest.mark.django_db(transaction=True)
@@ -57,6 +57,22 @@ async def test_a_fact_that_left_the_window_is_quoted(alice: User, small: FakeWor
     assert context.message.text == ASKED  # the person's words stay the person's
     assert context.sources == [str((await Message.objects.aget(text=SECRET)).id)]
     assert len(small.requests[-1].prompt_ids) + small.requests[-1].sampling.max_tokens <= 1000
+
+
+async def test_who_asked_is_told_at_once_what_is_quoted(alice: User, small: FakeWorker) -> None:
+    live = Live()
+    turn = await talk(live, small, alice)
+    told: list[wire.TurnAccepted] = []
+    await started(live, alice, after(turn, ASKED), accept=told.append)
+    (accepted,) = told
+    assert accepted.recalled is not None
+    secret = await Message.objects.aget(text=SECRET)
+    assert accepted.recalled.sources == (wire.RecalledMessage(secret.id, secret.position),)
+    context = await TurnContext.objects.aget()
+    assert accepted.recalled.text == context.text
+    stored = await sync_to_async(window_rows.recalled_for)([context.message_id])
+    assert stored == {context.message_id: accepted.recalled}
+    small.finish()
 
 
 async def test_without_recall_it_is_absent(alice: User, small: FakeWorker) -> None:

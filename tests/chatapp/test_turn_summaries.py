@@ -15,7 +15,7 @@ from chatapp.services.summaries import summary_edit
 from chatapp.turn import summaries
 from chatapp.turn.live import Live, LiveTurn
 from inference.types import FinishReason, Request
-from tests.chatapp.conftest import after, ended, send, started, until, whole
+from tests.chatapp.conftest import after, ended, opened, send, started, until, whole
 from tests.chatapp.fake_worker import FakeWorker
 
 pytestmark = pytest.mark.django_db(transaction=True)
@@ -219,6 +219,18 @@ async def test_without_a_system_prompt_it_stands_in_front_of_the_first_turn(
     text = text_of(turns_of(small)[-1])
     assert text.startswith(f"{SYSTEM * (not has_place)}Summary of the earlier part")
     assert SUMMARY in text
+
+
+async def test_tabs_hear_of_it_when_it_is_written(alice: User, small: FakeWorker) -> None:
+    live = Live()
+    turn = await go_on(live, small, alice, await begun(live, small, alice), 12, written=None)
+    async with opened(alice) as socket:
+        request = asked(small)[0]
+        small.write(SUMMARY, request_id=request.request_id)
+        small.finish(request_id=request.request_id)
+        hint = await socket.next("conversation.changed")
+    assert hint["conversation"] == str(turn.conversation_id)
+    assert await Summary.objects.acount() == 1
 
 
 async def test_other_policies_ask_for_none(alice: User, small: FakeWorker) -> None:

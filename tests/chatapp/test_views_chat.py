@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import re
 import uuid
+from html import unescape
 from typing import Any
 
 import pytest
@@ -73,6 +74,7 @@ def test_what_went_wrong_is_on_the_page(page: Client, alice: User) -> None:
 @pytest.mark.parametrize("text", XSS)
 def test_nothing_of_what_people_or_models_write_is_markup(page: Client, alice: User, text: str) -> None:
     rows = turn(alice, text, text)
+    turns.context_add(rows.user_message, text=f"> User: {text}", sources=[rows.user_message.id])
     Conversation.objects.filter(id=rows.conversation.id).update(title=text[:200])
     for url in (
         reverse("conversation", args=[rows.conversation.id]),
@@ -83,6 +85,23 @@ def test_nothing_of_what_people_or_models_write_is_markup(page: Client, alice: U
         html = page.get(url).content.decode()
         for mark in ("<img", "<iframe", "<svg on", '="javascript:', "<script>", "14 20"):
             assert mark not in html, url
+
+
+def test_what_was_recalled_for_a_question_is_with_it(page: Client, alice: User, django_assert_num_queries: Any) -> None:
+    first = turn(alice, "My cat is called Mitzi")
+    asked = turn(alice, "Which cat?", conversation=first.conversation, parent_id=first.assistant_message.id)
+    gone = uuid.uuid4()
+    quotation = 'Earlier:\n> User: My "cat" is <b>Mitzi</b>\n\n'
+    turns.context_add(asked.user_message, text=quotation, sources=[first.user_message.id, gone])
+    url = reverse("message_window", args=[first.conversation.id])
+    with django_assert_num_queries(8):  # session, person; conversation, path, siblings, generations; context, positions
+        html = page.get(url).json()["html"]
+    (told,) = re.findall(r'data-recalled="([^"]*)"', html)
+    recalled = json.loads(unescape(told))
+    assert recalled == {"text": quotation, "sources": [{"message": str(first.user_message.id), "position": 0}]}
+    article = html.split("<article")[3]
+    assert str(asked.user_message.id) in article
+    assert "data-recalled" in article
 
 
 def test_no_page_has_inline_script_or_style(page: Client, alice: User) -> None:
@@ -147,8 +166,9 @@ def test_the_chat_page_asks_a_fixed_number_of_times(
 ) -> None:
     conversation = long_conversation(alice, num_messages)
     many_conversations(alice, num_conversations)
-    # session, person, conversation; for the window conversation, path, siblings, generations; list, running ones
-    with django_assert_num_queries(9):
+    # session, person, conversation; for the window conversation, path, siblings, generations, what was recalled; list,
+    # running ones
+    with django_assert_num_queries(10):
         page.get(reverse("conversation", args=[conversation.id]))
 
 

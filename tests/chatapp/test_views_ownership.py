@@ -9,7 +9,8 @@ import pytest
 from django.test import Client
 from django.urls import URLPattern, reverse
 
-from chatapp.models import Conversation, Message, User
+from chatapp.models import Conversation, Message, Summary, User
+from chatapp.services.summaries import summary_create
 from chatapp.services.turns import TurnRows
 from chatapp.urls import urlpatterns
 from tests.chatapp.rows import turn
@@ -36,6 +37,8 @@ MATRIX = {
     "conversation": Row(OK, NOT_FOUND, LOGIN),
     "message_window": Row(OK, NOT_FOUND, LOGIN),
     "message_text": Row(OK, NOT_FOUND, LOGIN),
+    "summary": Row(OK, NOT_FOUND, LOGIN),
+    "summary_edit": Row(OK, NOT_FOUND, LOGIN, "post", lambda rows: {"text": "in other words"}),
     # no engine runs beside the tests, and the conversation was another model's
     "conversation_model": Row(UNAVAILABLE, NOT_FOUND, LOGIN, "post", lambda rows: {"model": DEFAULT_MODEL.stem}),
     "conversation_cold": Row(UNAVAILABLE, NOT_FOUND, LOGIN),
@@ -62,13 +65,19 @@ MATRIX = {
 
 @pytest.fixture
 def rows(alice: User, bob: User) -> TurnRows:
-    return turn(alice)
+    rows = turn(alice)
+    summary_create(until_id=rows.assistant_message.id, text="what was said", model_name="m")
+    return rows
 
 
 def _url(name: str, rows: TurnRows) -> str:
     pattern = next(p for p in urlpatterns if isinstance(p, URLPattern) and p.name == name)
-    values = {"conversation_id": rows.conversation.id, "message_id": rows.user_message.id}
-    return reverse(name, kwargs={key: values[key] for key in pattern.pattern.converters})
+    values = {
+        "conversation_id": lambda: rows.conversation.id,
+        "message_id": lambda: rows.user_message.id,
+        "summary_id": lambda: Summary.objects.earliest("created_at").id,
+    }
+    return reverse(name, kwargs={key: values[key]() for key in pattern.pattern.converters})
 
 
 def _ask(client: Client, name: str, rows: TurnRows) -> tuple[int, str]:
@@ -100,6 +109,7 @@ def test_another_person_is_told_that_it_does_not_exist(name: str, client: Client
     assert not conversation.is_pinned
     assert not conversation.is_archived
     assert conversation.context_policy == rows.conversation.context_policy
+    assert Summary.objects.get().text == "what was said"
 
 
 @pytest.mark.parametrize("name", ROUTES)
@@ -145,3 +155,6 @@ def test_a_message_is_found_only_in_its_own_conversation(client: Client, alice: 
     assert client.post(url, {"message": str(elsewhere.user_message.id)}).status_code == 404
     url = reverse("message_window", args=[rows.conversation.id])
     assert client.get(url, {"before": str(elsewhere.user_message.id)}).status_code == 404
+    names = [elsewhere.conversation.id, Summary.objects.get().id]
+    assert client.get(reverse("summary", args=names)).status_code == 404
+    assert client.post(reverse("summary_edit", args=names), {"text": "mine"}).status_code == 404
