@@ -23,6 +23,13 @@ def summary_get(user: User, conversation_id: UUID, summary_id: UUID) -> Summary:
 
 
 @translated()
+def changed_summary_id(conversation_id: UUID) -> UUID | None:
+    """The newest summary of a conversation that a person has changed; None when nobody has."""
+    rows = Summary.objects.filter(conversation_id=conversation_id, is_edited=True)
+    return rows.order_by("-created_at").values_list("id", flat=True).first()
+
+
+@translated()
 def recalled_for(message_ids: Collection[UUID]) -> dict[UUID, Recalled]:
     """What was quoted in front of these messages, for those that have something. Two queries, mostly one."""
     contexts = list(TurnContext.objects.filter(message_id__in=message_ids))

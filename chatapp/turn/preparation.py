@@ -15,9 +15,9 @@ from functools import partial
 from typing import Any
 from uuid import UUID, uuid4
 
-from chatapp import executors, llm, selectors, wire
+from chatapp import executors, llm, selectors, window_rows, wire
 from chatapp.errors import ChatError
-from chatapp.models import OPEN_STATUSES, Conversation, User
+from chatapp.models import OPEN_STATUSES, ContextPolicy, Conversation, User
 from chatapp.services import turns
 from chatapp.turn import ahead
 from chatapp.turn.attention import Attention
@@ -41,6 +41,12 @@ class _Known:
 
     leaf_id: UUID | None
     model: str
+    policy: tuple[str, int]
+
+    @classmethod
+    def of(cls, conversation: Conversation, leaf_id: UUID | None) -> _Known:
+        policy = (conversation.context_policy, conversation.recent_tokens)
+        return cls(leaf_id, model_of(conversation), policy)
 
 
 class Preparation:
@@ -51,6 +57,7 @@ class Preparation:
         self._spare_time = SpareTime()
         self._attention = Attention()
         self._known: dict[UUID, _Known] = {}  # of open conversations: what has been prepared, or is being
+        self._changes: dict[UUID, UUID | None] = {}  # of the same: the newest summary that a person has changed
         self._tasks: set[asyncio.Task[None]] = set()  # the event loop itself holds tasks only weakly
         live.on_left = self._left
 
@@ -94,7 +101,7 @@ class Preparation:
         conversation_id = turn.conversation_id
         self._attention.used(conversation_id)
         if self._live.is_open(conversation_id):
-            self._known[conversation_id] = _Known(turn.message_id, plan.model)
+            self._known[conversation_id] = _Known.of(plan.conversation, turn.message_id)
         if reply.split.num_chars and llm.prepares():
             work = partial(self._prepare_answer, turn.user_id, plan, reply)
             self._put("history", conversation_id, turn.user_id, work)
@@ -119,6 +126,7 @@ class Preparation:
     def _left(self, conversation_id: UUID) -> None:
         self.drop(conversation_id)
         self._known.pop(conversation_id, None)
+        self._changes.pop(conversation_id, None)
         self._attention.left(conversation_id)
 
     def _is_free(self, conversation_id: UUID) -> bool:
@@ -153,10 +161,22 @@ class Preparation:
         if not self._live.is_open(conversation_id) or not self._is_free(conversation_id):
             return
         self._attention.opened(conversation_id)
-        known = _Known(conversation.active_leaf_id, model_of(conversation))
-        if known.leaf_id is not None and self._known.get(conversation_id) != known:
+        known = _Known.of(conversation, conversation.active_leaf_id)
+        is_changed = await self._has_changed_summary(conversation)
+        if known.leaf_id is not None and (is_changed or self._known.get(conversation_id) != known):
             self._known[conversation_id] = known
             self._put("history", conversation_id, user.pk, partial(self._prepare_history, user, conversation))
+            if is_changed:  # perhaps the one that still waits
+                self.summarised(conversation_id, user.pk)
+
+    async def _has_changed_summary(self, conversation: Conversation) -> bool:
+        """Whether a person has given it other words since this was asked last."""
+        if conversation.context_policy != ContextPolicy.SUMMARISE:
+            return False
+        newest = await executors.database(window_rows.changed_summary_id, conversation.id)
+        before = self._changes.get(conversation.id)
+        self._changes[conversation.id] = newest
+        return newest != before
 
     async def _prepare_history(self, user: User, conversation: Conversation) -> None:
         if await _is_there(conversation):

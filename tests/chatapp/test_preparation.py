@@ -9,8 +9,8 @@ import pytest
 from asgiref.sync import sync_to_async
 
 from chatapp import hints, llm
-from chatapp.models import Conversation, MessageStatus, User
-from chatapp.services import conversations
+from chatapp.models import ContextPolicy, Conversation, Message, MessageStatus, User
+from chatapp.services import conversations, summaries
 from chatapp.turn import ahead, attention, run
 from chatapp.turn import preparation as room
 from chatapp.turn.live import live
@@ -212,6 +212,45 @@ async def test_another_branch_or_model_is_prepared_for_and_another_title_is_not(
     one, other, _ = (bytes(i for i in request.prompt_ids.tolist() if i < 256) for request in worker.prefills)
     assert b"Another answer" in one
     assert b"Hi! Hi!" in other
+
+
+async def test_another_policy_is_prepared_for(alice: User, worker: FakeWorker) -> None:
+    made = await talk(alice)
+    async with opened(alice) as socket:
+        await socket.send(watch(made))
+        await settled(socket)
+        await Conversation.objects.aupdate(context_policy=ContextPolicy.RECENT, recent_tokens=1)
+        await hint(alice, made)
+        await until(lambda: len(worker.prefills) == 2)
+        await settled(socket)
+
+
+@pytest.mark.parametrize("is_waiting", [False, True])
+async def test_a_summary_in_other_words_is_prepared_for(alice: User, worker: FakeWorker, is_waiting: bool) -> None:
+    worker.opened.max_model_len = 4000 if is_waiting else 600
+    made = await talk(alice)
+    for _ in range(6):
+        values = {"conversation": made.conversation, "parent_id": made.assistant_message.id}
+        made = await sync_to_async(rows.turn)(alice, "And then?", "This. " * 10, **values)
+    await Conversation.objects.aupdate(context_policy=ContextPolicy.SUMMARISE)
+    until_id = (await Message.objects.aget(position=1)).id
+    create, edit = sync_to_async(summaries.summary_create), sync_to_async(summaries.summary_edit)
+    summary = await create(until_id=until_id, text="In its own words.", model_name="m")
+    assert summary is not None
+    async with opened(alice) as socket:
+        await socket.send(watch(made))
+        await settled(socket)
+        num_before = len(worker.prefills)
+        await edit(user=alice, conversation_id=made.conversation.id, summary_id=summary.id, text="In my words.")
+        await hint(alice, made)
+        await until(lambda: len(worker.prefills) > num_before)
+        await settled(socket)
+        prepared = [bytes(i for i in request.prompt_ids.tolist() if i < 256) for request in worker.prefills]
+        assert any(b"In my words." in text for text in prepared[num_before:])
+        num_before = len(worker.prefills)
+        await hint(alice, made)
+        await settled(socket)
+        assert len(worker.prefills) == num_before, "once"
 
 
 async def test_without_a_cache_or_an_engine_nothing_is_read(
