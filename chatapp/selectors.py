@@ -14,7 +14,8 @@ from uuid import UUID
 
 from django.contrib.auth.hashers import UNUSABLE_PASSWORD_PREFIX
 from django.db import connection
-from django.db.models import Count, Expression, Q, QuerySet
+from django.db.models import Count, Expression, OuterRef, Q, QuerySet, Subquery
+from django.db.models.functions import Length
 from django.utils.translation import gettext as _
 
 from chatapp.errors import Invalid, NotFound
@@ -117,6 +118,20 @@ class SentBefore(NamedTuple):
     summary_id: UUID | None
     sent: bytes
     created_at: datetime
+
+
+class Newest(NamedTuple):
+    """What a branch ends with now: when any of it changes, its next prompt may begin otherwise.
+
+    id, position, status, num_chars: of its last message; generation: of that, and summary: of the conversation, newest.
+    """
+
+    id: UUID
+    position: int
+    status: str
+    num_chars: int
+    generation: UUID | None
+    summary: UUID | None
 
 
 class SummaryText(NamedTuple):
@@ -263,6 +278,18 @@ def generation_before(question: Message, reply: Message) -> Generation | None:
     """What this turn goes on from: the newest generation of the reply so far, or of the one before the question."""
     earlier = reply.id if reply.text else question.parent_id
     return generations_of([earlier]).get(earlier) if earlier else None
+
+
+@translated()
+def newest(conversation: Conversation) -> Newest | None:
+    """What its branch on screen ends with; None before it has begun. One small query: asked at every keystroke."""
+    if conversation.active_leaf_id is None:
+        return None
+    generations = Generation.objects.filter(message=OuterRef("pk")).order_by("-created_at").values("id")
+    summaries = Summary.objects.filter(conversation=conversation).order_by("-created_at").values("id")
+    rows = Message.objects.filter(id=conversation.active_leaf_id)
+    columns = ("id", "position", "status", Length("text"), Subquery(generations[:1]), Subquery(summaries[:1]))
+    return Newest(*rows.values_list(*columns).get())
 
 
 @translated()

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import datetime
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import fields, replace
 from typing import Any
@@ -42,6 +42,26 @@ def build_prompt(
     """
     with _template_errors():
         return opened_model(model).chat_template.build(messages, today=today, is_thinking_off=is_thinking_off)
+
+
+def open_prompt(
+    messages: Sequence[ChatMessage],
+    *,
+    model: str = "",
+    today: datetime.date | None = None,
+    is_thinking_off: bool = False,
+) -> Callable[[str], Prompt]:
+    """What build_prompt makes of these messages with another text in the last one, at the cost of that text alone where
+    the template allows it. As build_prompt, and so is what is returned."""
+    with _template_errors():
+        template = opened_model(model).chat_template
+        opened = template.open(messages, today=today, is_thinking_off=is_thinking_off)
+
+    def prompt(text: str) -> Prompt:
+        with _template_errors():
+            return opened.prompt(text)
+
+    return prompt
 
 
 def build_history(

@@ -1,13 +1,15 @@
 """How full the window would be if this were sent now: the prompt of the send itself, made and counted, not sent.
 
 Counted by plan_turn(), so a person sees the number that the engine will get. Between two keystrokes nothing but the
-draft changes: what was read for the first is kept for the next, for a few conversations, in memory only.
+draft changes: what was read and rendered for the first is kept for the next, for a few conversations, in memory only.
+So a keystroke costs the encoding of the draft, what is looked up to recall something, and a few small queries.
 """
 
 from __future__ import annotations
 
 from collections import OrderedDict
 from collections.abc import Callable, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, replace
 from functools import partial
 from threading import Lock
@@ -16,10 +18,11 @@ from uuid import UUID
 
 from chatapp import llm, search, selectors
 from chatapp.errors import WindowFull
-from chatapp.models import Conversation, Generation, Message, MessageStatus, Role
+from chatapp.models import Conversation, Message, MessageStatus, Role
 from chatapp.search import Hit
-from chatapp.selectors import HistoryMessage
-from chatapp.turn.past import Past, Read, Window, past_of, rules_of
+from chatapp.selectors import HistoryMessage, Newest
+from chatapp.turn.parts import parts_of
+from chatapp.turn.past import Past, Read, Window, model_of, past_of, rules_of
 from chatapp.turn.prompt import Plan, plan_turn
 
 MAX_KEPT = 32  # conversations that are being written in; more of them are read again
@@ -55,10 +58,13 @@ class Count:
 
 @dataclass(frozen=True, slots=True)
 class _Known:
-    """What a count needs and no keystroke changes. base: the plan for hardly a question; None when that is too much."""
+    """What a count needs and no keystroke changes. base: the plan for hardly a question; None when that is too much.
+
+    past: rendered but for its last message, the question.
+    """
 
     key: tuple[Any, ...]
-    read: Read
+    past: Past
     base: Plan | None
 
 
@@ -72,31 +78,25 @@ class Gauge:
     def count(self, conversation: Conversation, text: str) -> Count:
         """The next prompt of the branch on screen with this draft, which may be empty.
 
-        Blocking; two queries when nothing but the draft has changed, and those of recall. Raises EngineUnavailable,
+        Blocking; one query when nothing but the draft has changed, and those of recall. Raises EngineUnavailable,
         Invalid.
         """
-        leaf = conversation.active_leaf
-        before = selectors.generations_of([leaf.id]).get(leaf.id) if leaf is not None else None
-        known = self._read(conversation, leaf, before)
+        newest = selectors.newest(conversation)
+        known = self._read(conversation, newest)
         try:
-            plan = _plan(conversation, leaf, known.read, text) if text else known.base
+            plan = _plan(newest, known.past, text) if text else known.base
         except WindowFull as error:
-            return _refused(conversation, leaf, known, text, error)
+            return _refused(known, _question(newest, text), error)
         if plan is None:
-            return _refused(conversation, leaf, known, text, None)
+            return _refused(known, _question(newest, text), None)
         return _counted(plan, known, has_draft=bool(text))
 
-    def _read(self, conversation: Conversation, leaf: Message | None, before: Generation | None) -> _Known:
-        key = _key(conversation, leaf, before)
+    def _read(self, conversation: Conversation, newest: Newest | None) -> _Known:
+        key = _key(conversation, newest)
         with self._lock:
             known = self._known.get(conversation.id)
         if known is None or known.key != key:
-            read = past_of(conversation, leaf, before) if leaf is not None else Read(())
-            try:
-                base = _plan(conversation, leaf, read, "")
-            except WindowFull:
-                base = None
-            known = _Known(key, read, base)
+            known = _known(key, conversation, newest)
         with self._lock:
             self._known[conversation.id] = known
             self._known.move_to_end(conversation.id)
@@ -105,68 +105,73 @@ class Gauge:
         return known
 
 
-def _key(conversation: Conversation, leaf: Message | None, before: Generation | None) -> tuple[Any, ...]:
+def _known(key: tuple[Any, ...], conversation: Conversation, newest: Newest | None) -> _Known:
+    """Read and rendered. A few queries. Raises EngineUnavailable, Invalid."""
+    leaf = conversation.active_leaf
+    before = selectors.generations_of([leaf.id]).get(leaf.id) if leaf is not None else None
+    read = past_of(conversation, leaf, before) if leaf is not None else Read(())
+    past = Past(conversation, read._replace(messages=[*read.messages, _question(newest, "")]))
+    base: Plan | None = None
+    with suppress(WindowFull):
+        base = _plan(newest, past, "")
+    return _Known(key, past, base)
+
+
+def _key(conversation: Conversation, newest: Newest | None) -> tuple[Any, ...]:
     """Changes with all that decides what a prompt begins with."""
     settings = [field.attname for field in Conversation._meta.concrete_fields if field.attname not in _UNIMPORTANT]
-    newest = conversation.summaries.values_list("id", flat=True).order_by("-created_at").first()
     return (
         *(repr(getattr(conversation, name)) for name in settings),
-        *((leaf.status, len(leaf.text)) if leaf is not None else ()),
-        before.id if before is not None else None,
         newest,
         rules_of(conversation),
+        llm.token_fingerprint(model_of(conversation)),
     )
 
 
 _UNIMPORTANT = ("title", "title_source", "is_pinned", "is_archived", "updated_at")
 
 
-def _plan(conversation: Conversation, leaf: Message | None, read: Read, text: str) -> Plan:
-    """As run._admit() makes it when this is sent. Raises WindowFull, EngineUnavailable, Invalid."""
+def _plan(newest: Newest | None, past: Past, text: str) -> Plan:
+    """As planning.planned() makes it when this is sent. Raises WindowFull, EngineUnavailable, Invalid."""
+    conversation = past.conversation
     find: Callable[[int], Sequence[Hit]] | None = None
-    if text and leaf is not None and conversation.has_recall:
+    if text and newest is not None and conversation.has_recall:
         # The question is no row yet: its path is that of the message it will follow.
-        asked = Message(id=leaf.id, conversation_id=conversation.id, text=text, position=leaf.position)
+        asked = Message(id=newest.id, conversation_id=conversation.id, text=text, position=newest.position)
         find = partial(search.related, conversation, asked)
     reply = Message(conversation=conversation, role=Role.ASSISTANT)
-    return plan_turn(conversation, _asked(read, leaf, text), reply, find=find)
+    return plan_turn(past.asking(_question(newest, text)), reply, find=find)
 
 
-def _asked(read: Read, leaf: Message | None, text: str) -> Read:
-    """What was read with the draft behind it."""
-    position = leaf.position + 1 if leaf is not None else 0
+def _question(newest: Newest | None, text: str) -> HistoryMessage:
+    """The draft as a row at the end of the branch."""
+    position = newest.position + 1 if newest is not None else 0
     values = (position, Role.USER.value, text or _PLACEHOLDER, MessageStatus.DONE.value, None, "", 0, 0, None)
-    return read._replace(messages=[*read.messages, HistoryMessage(UUID(int=0), *values)])
+    return HistoryMessage(UUID(int=0), *values)
 
 
 def _counted(plan: Plan, known: _Known, *, has_draft: bool) -> Count:
-    spans = plan.prompt.spans
-    head = spans[len(plan.messages) - len(plan.outline.rows)][0]  # with what the template writes between them
+    parts = parts_of(plan, None if has_draft else plan.prompt.spans[-1][0])
     base = known.base or plan
-    texts = [each.text for each in known.read.summaries if each.id == plan.window.summary]
-    summary = len(llm.encode(texts[0], model=plan.model)) if texts else 0
-    is_in_head = bool(texts) and plan.messages[0].role == "system"  # or in front of the first question
-    recalled = len(llm.encode(plan.recalled.text, model=plan.model)) if plan.recalled is not None else 0
-    end = len(plan.prompt.ids) if has_draft else spans[-1][0]
     rules = rules_of(plan.conversation)
     count = Count(
         window=rules.window,
         reserve=rules.reserve,
-        total=end,
-        system=head - summary * is_in_head,
-        summary=summary,
-        history=spans[-1][0] - head - summary * (not is_in_head),
-        recalled=recalled,
-        draft=end - spans[-1][0] - recalled,
+        total=parts.total,
+        system=parts.system,
+        summary=parts.summary,
+        history=parts.history,
+        recalled=parts.recalled,
+        draft=parts.new,
         num_leaving=plan.window.num_outside - base.window.num_outside,
         num_recalled=len(plan.recalled.sources) if plan.recalled is not None else 0,
     )
-    return _with_window(count, known.read, base.window)
+    return _with_window(count, known.past, base.window)
 
 
-def _with_window(count: Count, read: Read, window: Window) -> Count:
+def _with_window(count: Count, past: Past, window: Window) -> Count:
     """With where the window begins as long as the draft is short, and what stands there."""
-    waiting = [each.id for each in read.summaries if each.position >= window.num_outside]
+    waiting = [each.id for each in past.summaries if each.position >= window.num_outside]
     return replace(
         count,
         start=window.start,
@@ -177,16 +182,14 @@ def _with_window(count: Count, read: Read, window: Window) -> Count:
     )
 
 
-def _refused(
-    conversation: Conversation, leaf: Message | None, known: _Known, text: str, error: WindowFull | None
-) -> Count:
-    """The parts of a prompt that is too long, as long as it would be."""
-    rules = rules_of(conversation)
-    past = Past(conversation, _asked(known.read, leaf, text))
+def _refused(known: _Known, question: HistoryMessage, error: WindowFull | None) -> Count:
+    """The parts of a prompt that is too long, as long as it would be. error: why it is; None without a draft."""
+    past = known.past.asking(question)
+    rules = rules_of(past.conversation)
     prompt = past.prompt_from(-1 if rules.is_cut else 0)
     start = prompt.spans[-1][0]
-    system = prompt.spans[1 if conversation.system_prompt else 0][0]
-    end = len(prompt.ids) if text else start
+    system = prompt.spans[1 if past.conversation.system_prompt else 0][0]
+    end = len(prompt.ids) if error is not None else start
     if error is None:  # not even a word more
         try:
             past.fit(rules)
@@ -201,7 +204,7 @@ def _refused(
         draft=end - start,
         problem=error.message if error is not None else "",
     )
-    return count if known.base is None else _with_window(count, known.read, known.base.window)
+    return count if known.base is None else _with_window(count, known.past, known.base.window)
 
 
 gauge = Gauge()  # of this process

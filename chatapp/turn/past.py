@@ -8,7 +8,8 @@ encoded as plain text by the template's room; control tokens in it stay text.
 from __future__ import annotations
 
 import logging
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from copy import copy
 from dataclasses import dataclass, replace
 from datetime import date
 from typing import NamedTuple
@@ -27,6 +28,9 @@ from chatapp.turn.summary_rules import system_part
 
 logger = logging.getLogger(__name__)
 
+_MAX_OPENED = 8  # renderings of one path: where its window may begin with this text and that
+_MAX_SEAM_LOSS = 4  # tokens that a text has fewer when it stands between others
+_READ_AT_ONCE = 128  # messages, when it is not known where the window begins
 _MIN_MESSAGE_TOKENS = 3  # a header, a word, an end: few templates write less
 _MAX_HELD_BACK = 64  # tokens whose text was not shown yet when a reply was cut off; more than any stop string has
 
@@ -59,7 +63,7 @@ def past_of(conversation: Conversation, leaf: Message, before: Generation | None
     """As much of the path to `leaf` as its prompt can need: from where the window of the turn before began.
 
     With more room than that turn had, what has left the window may come back; then, and where nothing is known, as many
-    messages are read as could have room. One query, for summaries three. Raises EngineUnavailable, Invalid.
+    messages are read as could have room. A query or a few, for summaries three more. Raises EngineUnavailable, Invalid.
     """
     rules = rules_of(conversation)
     if not rules.is_cut:
@@ -67,17 +71,43 @@ def past_of(conversation: Conversation, leaf: Message, before: Generation | None
     if before is not None and before.window_limit >= rules.limit:
         messages = selectors.history(conversation, leaf, since=before.window_start)
     else:
-        messages = selectors.history(conversation, leaf, limit=rules.room // _MIN_MESSAGE_TOKENS + 2)
+        messages = _newest(conversation, leaf, rules.room)
     if conversation.context_policy != ContextPolicy.SUMMARISE:
         return Read(messages)
     return Read(messages, selectors.summaries(leaf, messages[0].position))
+
+
+def _newest(conversation: Conversation, leaf: Message, room: int) -> list[HistoryMessage]:
+    """The path to `leaf`, or as much of it as has just no room: what lies above cannot be in the prompt."""
+    model = model_of(conversation)
+    fingerprint, most = llm.token_fingerprint(model), room // _MIN_MESSAGE_TOKENS + 2
+    num = _READ_AT_ONCE
+    while True:
+        messages = selectors.history(conversation, leaf, limit=min(num, most))
+        total = 0
+        for index in range(len(messages) - 1, -1, -1):
+            total += _least_tokens(messages[index], model, fingerprint)
+            if total > room:
+                return messages[max(0, index - 1) :]  # a reply with its question
+        if len(messages) < min(num, most) or num >= most:
+            return messages
+        num *= 4
+
+
+def _least_tokens(message: HistoryMessage, model: str, fingerprint: str) -> int:
+    """So many tokens a message has in a prompt, or more."""
+    if message.token_ids is not None and message.token_fingerprint == fingerprint:
+        num = len(message.token_ids) // 4 - message.thinking_tokens
+    else:
+        num = len(llm.encode(message.text[message.thinking_chars :].strip(), model=model)) - _MAX_SEAM_LOSS
+    return max(num, _MIN_MESSAGE_TOKENS)
 
 
 class Past:
     """A path as turns, which can be rendered from any of them on. asked: what follows it and is no row.
 
     summary: what stands for all that lies before. num_reencoded: replies whose ids are missing or another tokenizer's.
-    Blocking. Raises EngineUnavailable.
+    What is rendered is kept, but for the last message: asking() shares it. Blocking. Raises EngineUnavailable.
     """
 
     def __init__(self, conversation: Conversation, read: Read, asked: Sequence[llm.ChatMessage] = ()) -> None:
@@ -85,7 +115,7 @@ class Past:
         if rows and rows[0].role != Role.USER:  # its question has not been read
             rows = rows[1:]
         self._conversation = conversation
-        self._read = Read(rows, read.summaries)
+        self._summaries = read.summaries
         self._rows = rows
         self._asked = asked
         self._wants_summary = conversation.context_policy == ContextPolicy.SUMMARISE
@@ -101,6 +131,21 @@ class Past:
         if self.summary is not None and self._is_summary_in_head:
             content = system_part(self._head[0].content, self.summary.text)
             self._head = [llm.ChatMessage("system", content, is_private=True)]
+        self._opened: dict[int, Callable[[str], llm.Prompt]] = {}  # by turn: prompts that lack their last text
+        self._shorter: list[Past | None] = []  # behind_summary, once that has been asked
+
+    @property
+    def conversation(self) -> Conversation:
+        return self._conversation
+
+    @property
+    def summaries(self) -> Sequence[SummaryText]:
+        return self._summaries
+
+    @property
+    def question(self) -> HistoryMessage:
+        """The last row, which is to be answered."""
+        return self._rows[-1]
 
     def messages_from(self, turn: int) -> list[llm.ChatMessage]:
         """What always stays, and everything from this turn on."""
@@ -129,28 +174,46 @@ class Past:
 
     def prompt_from(self, turn: int) -> llm.Prompt:
         """The prompt of this turn and all behind it, whether it fits or not. Raises Invalid."""
-        return llm.build_prompt(
-            self.messages_from(turn),
-            model=model_of(self._conversation),
-            today=first_day(self._conversation),
-            is_thinking_off=self._conversation.is_thinking_off,
-        )
+        turn %= len(self._questions)
+        messages = self.messages_from(turn)
+        opened = self._opened.get(turn)
+        if opened is None:
+            opened = llm.open_prompt(
+                messages,
+                model=model_of(self._conversation),
+                today=first_day(self._conversation),
+                is_thinking_off=self._conversation.is_thinking_off,
+            )
+            if len(self._opened) >= _MAX_OPENED:
+                self._opened.clear()
+            self._opened[turn] = opened
+        return opened(messages[-1].content)
+
+    def asking(self, question: HistoryMessage) -> Past:
+        """The same with another last message, which is a question as well."""
+        assert not self._asked, "something else comes last"
+        asking = copy(self)
+        asking._rows = [*self._rows[:-1], question]
+        asking._messages = [*self._messages[:-1], _question(question)]
+        return asking
 
     def with_context(self, text: str) -> Past:
         """The same with this in front of the last message."""
-        *rows, last = self._rows
-        read = Read([*rows, last._replace(context=text)], self._read.summaries)
-        return Past(self._conversation, read, self._asked)
+        return self.asking(self.question._replace(context=text))
 
     def behind_summary(self) -> Past | None:
         """What is left when the longest summary takes the place of the turns it stands for; None without one."""
-        inside = [
-            summary for summary in self._read.summaries if self._rows and summary.position >= self._rows[0].position
-        ]
+        if not self._shorter:
+            self._shorter.append(self._behind_summary())
+        (shorter,) = self._shorter
+        return shorter if shorter is None or self._asked else shorter.asking(self.question)
+
+    def _behind_summary(self) -> Past | None:
+        inside = [summary for summary in self._summaries if self._rows and summary.position >= self._rows[0].position]
         num_leaving = inside[-1].position + 1 - self._rows[0].position if inside else 0
         if not inside or num_leaving > self._questions[-1]:
             return None
-        return Past(self._conversation, Read(self._rows[num_leaving:], self._read.summaries), self._asked)
+        return Past(self._conversation, Read(self._rows[num_leaving:], self._summaries), self._asked)
 
     def num_outside(self, turn: int) -> int:
         """How many messages of the path are not in a prompt from this turn on."""
@@ -235,7 +298,7 @@ def replay(conversation: Conversation, history: Sequence[HistoryMessage]) -> Rep
     num_reencoded = 0
     for message in history:
         if message.role != Role.ASSISTANT:
-            messages.append(llm.ChatMessage(message.role, (message.context or "") + message.text))
+            messages.append(_question(message))
             continue
         ids = stored_ids(message, model, fingerprint)
         num_reencoded += ids is None and bool(message.text)
@@ -251,6 +314,11 @@ def replay(conversation: Conversation, history: Sequence[HistoryMessage]) -> Rep
             len(history),
         )
     return Replay(messages, num_reencoded)
+
+
+def _question(message: HistoryMessage) -> llm.ChatMessage:
+    """What a person has said, behind what was put in front of it."""
+    return llm.ChatMessage(message.role, (message.context or "") + message.text)
 
 
 def answer_of(text: str, ids: tuple[int, ...] | None, thinking_chars: int, thinking_tokens: int) -> llm.ChatMessage:

@@ -7,7 +7,7 @@ from functools import partial
 from chatapp import search, selectors
 from chatapp.services import turns
 from chatapp.turn.numbers import compared
-from chatapp.turn.past import past_of
+from chatapp.turn.past import Past, past_of
 from chatapp.turn.prompt import Plan, plan_turn
 
 
@@ -20,9 +20,9 @@ def planned(rows: turns.TurnRows, *, is_asked: bool) -> Plan:
     """
     conversation, question = rows.conversation, rows.user_message
     before = selectors.generation_before(question, rows.assistant_message)
-    read = past_of(conversation, question, before)
+    past = Past(conversation, past_of(conversation, question, before))
     find = partial(search.related, conversation, question) if is_asked and conversation.has_recall else None
-    plan = compared(plan_turn(conversation, read, rows.assistant_message, before=before, find=find), question)
+    plan = compared(plan_turn(past, rows.assistant_message, before=before, find=find), question)
     if plan.recalled is not None:
         turns.context_add(question, text=plan.recalled.text, sources=plan.recalled.sources)
     return plan

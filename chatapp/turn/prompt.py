@@ -17,7 +17,6 @@ from chatapp.turn.causes import Earlier
 from chatapp.turn.context import Fit, Rules
 from chatapp.turn.past import (
     Past,
-    Read,
     Window,
     answer_of,
     first_day,
@@ -44,9 +43,9 @@ class Plan:
     """All that the engine needs for a turn. text and token_ids are the reply so far, empty unless it is continued.
 
     token_ids None: no ids stand for exactly that text, so none can be stored for the whole reply either.
-    is_clipped: the window has less room for the reply than it may have. reader: tells thinking from the answer.
-    outline: where the parts of the prompt lie, and what they are; earlier: what it is compared with, once the turn has
-    ended.
+    summary: what stands for the turns before, "" if nothing does. is_clipped: the window has less room for the reply
+    than it may have. reader: tells thinking from the answer. outline: where the parts of the prompt lie, and what they
+    are; earlier: what it is compared with, once the turn has ended.
     """
 
     conversation: Conversation
@@ -62,33 +61,34 @@ class Plan:
     token_ids: tuple[int, ...] | None = ()
     reader: llm.ThinkingReader | None = None
     window: Window = field(default_factory=Window)
+    summary: str = ""
     is_clipped: bool = False
     recalled: Recalled | None = None  # to be stored with the question
     earlier: tuple[Earlier, ...] = ()
 
 
 def plan_turn(
-    conversation: Conversation,
-    read: Read,
+    past: Past,
     reply: Message,
     *,
     before: Generation | None = None,
     find: Callable[[int], Sequence[Hit]] | None = None,
 ) -> Plan:
-    """The prompt of what was read (past_of) of the path to the question, and after it what `reply` holds already.
+    """The prompt of a path to the question, and after it what `reply` holds already.
 
     before: what the turn goes on from. find: what among so many first messages of the path the question is about, if
     that is to be recalled.
     Blocking; touches no database but by `find`. Raises WindowFull, Invalid, EngineUnavailable.
     """
+    conversation = past.conversation
     model = model_of(conversation)
     fingerprint = llm.token_fingerprint(model)
     sampling = llm.sampling_params(conversation.sampling)
     begun = _begun(reply, model, fingerprint) if reply.text else _Begun()
     rules = rules_of(conversation)
-    past, fit = fitted(Past(conversation, read), rules, begun.ids)
+    past, fit = fitted(past, rules, begun.ids)
     window = past.window_from(fit.first, rules, before)
-    recalled = _recalled(model, read.messages[-1].text, find(window.num_outside), rules, fit) if find else None
+    recalled = _recalled(model, past.question.text, find(window.num_outside), rules, fit) if find else None
     if recalled is not None:
         past = past.with_context(recalled.text)
         fit = past.fit(replace(rules, is_cut=False), begun.ids, first=fit.first)
@@ -123,6 +123,7 @@ def plan_turn(
         else None,
         reader=llm.thinking_reader(model, is_thinking_off=conversation.is_thinking_off),
         window=window,
+        summary=past.summary.text if past.summary is not None else "",
         is_clipped=fit.max_reply_tokens < rules.max_tokens,
         recalled=recalled,
     )

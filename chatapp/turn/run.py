@@ -35,6 +35,7 @@ logger = logging.getLogger(__name__)
 TurnFrame = wire.TurnSend | wire.TurnEdit | wire.TurnRegenerate | wire.TurnContinue
 Accept = Callable[[wire.TurnAccepted], None]
 OnText = Callable[[str, str], None]  # more of the thinking, more of the answer; one of them may be empty
+OnPlan = Callable[[Plan], None]
 T = TypeVar("T")
 
 _tasks: set[asyncio.Task[Any]] = set()  # the event loop itself holds tasks only weakly
@@ -50,17 +51,24 @@ async def start(
     *,
     accept: Accept | None = None,
     on_text: OnText | None = None,
+    on_plan: OnPlan | None = None,
 ) -> LiveTurn | None:
     """Store what was asked and set the reply going. Returns the running turn; None for a send whose turn is over.
 
-    accept is called before anything about the turn is published. Raises ChatError, and then nothing has been stored.
-    A caller that is cancelled takes nothing back: what was stored is answered.
+    accept is called before anything about the turn is published, and so is on_plan, with what the engine will get.
+    Raises ChatError, and then nothing has been stored. A caller that is cancelled takes nothing back: what was stored
+    is answered.
     """
-    return await asyncio.shield(_spawn(_start(live, user, frame, accept, on_text)))
+    return await asyncio.shield(_spawn(_start(live, user, frame, accept, on_text, on_plan)))
 
 
 async def _start(
-    live: Live, user: User, frame: TurnFrame, accept: Accept | None, on_text: OnText | None
+    live: Live,
+    user: User,
+    frame: TurnFrame,
+    accept: Accept | None,
+    on_text: OnText | None,
+    on_plan: OnPlan | None,
 ) -> LiveTurn | None:
     ticket = llm.reserve(user.pk)
     try:
@@ -76,6 +84,8 @@ async def _start(
     if plan is None:
         ticket.release()
         return live.get(rows.assistant_message.id)
+    if on_plan is not None:
+        on_plan(plan)
     # From the clock: a reply that is continued, even after a restart, goes on above the seqs that tabs have seen of it.
     first_seq = int(1000 * time.time())
     turn = LiveTurn(rows.conversation.id, rows.assistant_message.id, user.pk, on_text, seq=first_seq)

@@ -15,6 +15,7 @@ import hashlib
 import re
 from collections.abc import Sequence
 from contextlib import suppress
+from dataclasses import replace
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -24,6 +25,7 @@ from inference.notes import Note
 from inference.tokenizer.dates import strftime_of
 from inference.tokenizer.draft import Draft, Place
 from inference.tokenizer.layout import Layout, locate, marks, split_marks
+from inference.tokenizer.open_prompt import Beginning, OpenPrompt
 from inference.tokenizer.sandbox import Sandbox
 from inference.tokenizer.sealing import Piece, Sealer, Seals
 from inference.tokenizer.span_cache import SpanCache
@@ -148,6 +150,43 @@ class ChatTemplate:
         )
         *spans, (start, _) = prompt.spans
         return Prompt(ids=prompt.ids[:start], spans=tuple(spans), num_public_tokens=prompt.num_public_tokens)
+
+    def open(
+        self, messages: Sequence[ChatMessage], *, today: datetime.date | None = None, is_thinking_off: bool = False
+    ) -> OpenPrompt:
+        """Prompts of these messages with other texts in the last one, which is none that a model has written.
+
+        What stands before it is rendered and encoded once, here. Raises TemplateError.
+        """
+        *earlier, last = messages
+        assert last.token_ids is None, "a reply is not being written by anybody"
+        variables = Variables(True, today, is_thinking_off)
+        seals = self._sealer.open_seals((), self.source)  # contents stay out of what is rendered
+
+        def build(text: str) -> Prompt:
+            changed = [*earlier, replace(last, content=text)]
+            return self.build(changed, today=today, is_thinking_off=is_thinking_off)
+
+        layout = self._layout(messages, seals.mark, variables) if self._sandbox.is_transparent else Layout([], "")
+        return OpenPrompt(
+            self._beginning(messages, layout, seals, is_thinking_off=is_thinking_off),
+            lambda draft: self._add(draft, seals.cut(layout.tail)),
+            lambda ids: self._num_public_tokens(messages, ids, variables),
+            build,
+            self._tokenizer,
+        )
+
+    def _beginning(
+        self, messages: Sequence[ChatMessage], layout: Layout, seals: Seals, *, is_thinking_off: bool
+    ) -> Beginning | None:
+        """What stands in front of the last message; None where it is not the last thing that a prompt says."""
+        if [part.number for part in layout.parts].count(len(messages) - 1) != 1:
+            return None
+        *parts, last = layout.parts
+        if last.number != len(messages) - 1:
+            return None
+        draft, places = self._draft(messages[:-1], Layout(parts, last.gap), seals, self._headers[is_thinking_off])
+        return Beginning.of(draft, places, self._tokenizer)
 
     def thinking_marks(self, *, is_thinking_off: bool = False) -> ThinkingMarks | None:
         """How replies mark their thinking; None for a model that is not known to think."""

@@ -32,6 +32,11 @@ class Draft:
         self._text: list[str] | None = None  # the last segment, if it is text
         self._num_chars = 0  # of it
         self._strips_next = False  # the control token just added swallows the white space behind it
+        self._is_first = True  # nothing stands before it in the prompt
+
+    @property
+    def num_segments(self) -> int:
+        return len(self._segments)
 
     def end(self, *, before_text: bool) -> Place:
         """The place at which the next piece, text or ids, will begin."""
@@ -61,10 +66,34 @@ class Draft:
         self.add_ids(span)
         self._strips_next = control.strips_right
 
+    def parted(self) -> tuple[Draft, Draft]:
+        """What nothing that is added can change any more, and what goes on behind it; the places of the second are
+        counted from there. Both are copies."""
+        closed, rest = Draft(), self.copy()
+        closed._is_first = self._is_first
+        closed._segments = self._segments if self._text is None else self._segments[:-1]
+        closed._segments = list(closed._segments)
+        rest._segments = rest._segments[len(closed._segments) :]
+        rest._is_first = self._is_first and not closed._segments
+        return closed, rest
+
+    def copy(self) -> Draft:
+        """The same; what is added to one is not in the other."""
+        copied = Draft()
+        copied._segments = list(self._segments)
+        copied._num_chars = self._num_chars
+        copied._strips_next = self._strips_next
+        copied._is_first = self._is_first
+        if self._text is not None:
+            copied._text = copied._segments[-1] = list(self._text)
+        return copied
+
     def encode(self, tokenizer: Tokenizer) -> EncodedDraft:
         """Encode what is text. Cost: see Tokenizer.encode_spans."""
         texts = [
-            ("".join(segment), index == 0) for index, segment in enumerate(self._segments) if isinstance(segment, list)
+            ("".join(segment), self._is_first and index == 0)
+            for index, segment in enumerate(self._segments)
+            if isinstance(segment, list)
         ]
         encoded = iter(tokenizer.encode_spans(texts))
         return EncodedDraft(

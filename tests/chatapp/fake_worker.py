@@ -69,6 +69,7 @@ class ByteTemplate:
     def __init__(self, fingerprint: str) -> None:
         self.fingerprint = fingerprint
         self.num_rendered = 0  # messages, of all prompts together
+        self.num_chars_encoded = 0  # of last messages, of prompts that were open
         self.days: list[datetime.date | None] = []  # told to each prompt
         self.switches: list[bool] = []  # so is this: is thinking switched off?
         self.marks: ThinkingMarks | None = None  # of a model that thinks
@@ -76,6 +77,22 @@ class ByteTemplate:
 
     def thinking_marks(self, *, is_thinking_off: bool = False) -> ThinkingMarks | None:
         return self.marks
+
+    def open(
+        self, messages: Sequence[ChatMessage], *, today: datetime.date | None = None, is_thinking_off: bool = False
+    ) -> SimpleNamespace:
+        prompts: list[Prompt] = []  # of the messages as they are, once it is asked for
+
+        def prompt(text: str) -> Prompt:
+            if not prompts:
+                prompts.append(self.build(messages, today=today, is_thinking_off=is_thinking_off))
+            self.num_chars_encoded += len(text)
+            first = prompts[0].spans[-1][0]
+            ids = [*prompts[0].ids[:first], *text.encode(), END, HEADERS["assistant"]]
+            spans = (*prompts[0].spans[:-1], (first, len(ids) - 2))
+            return replace(prompts[0], ids=np.array(ids, np.int32), spans=spans)
+
+        return SimpleNamespace(prompt=prompt)
 
     def build_history(
         self, messages: Sequence[ChatMessage], *, today: datetime.date | None = None, is_thinking_off: bool = False

@@ -19,7 +19,7 @@ from django.core.management import CommandError, call_command
 
 from chatapp import llm, selectors
 from chatapp.management.commands import ask
-from chatapp.models import Conversation, Message, User
+from chatapp.models import Conversation, Generation, Message, PrefixBreak, TurnContext, User
 from chatapp.services import accounts
 from tests.conftest import ROOT
 from tests.faults.paced_worker import PacedWorker, words
@@ -75,9 +75,60 @@ def test_the_last_line_of_json_has_ids_and_numbers() -> None:
         "ttft_ms": 0.0,
         "decode_tok_s": 14.0,
         "finish_reason": "stop",
+        "window": {
+            "tokens": 100_000,
+            "system": 1,
+            "summary": 0,
+            "history": 0,
+            "recalled": 0,
+            "new": 7,
+            "reserve": llm.sampling_params({}).max_tokens,
+            "free": 100_000 - llm.sampling_params({}).max_tokens - 8,
+            "policy": "truncate",
+            "recall": True,
+            "start": None,
+            "outside": 0,
+            "left": 0,
+            "unsummarised": 0,
+            "summary_id": None,
+            "recalled_messages": [],
+        },
+        "cache": {"known": 0, "cause": "first_use", "why": "First use", "message": None, "position": None},
         "text": words(5),
         "thinking": "",
     }
+
+
+def test_json_tells_what_left_the_window_and_what_came_back(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The parts add up to the prompt, as in the gauge; the rest is what the generation has stored."""
+    monkeypatch.setattr(llm, "window", lambda model="": 1000)
+    first = asked("My cat is called Ophelia.")
+    lines = [first]
+    for number in range(10):
+        text = "And what about Ophelia?" if number == 9 else f"question {number} ".ljust(60, ".")
+        lines.append(asked("--conversation", first["conversation"], text))
+    window = lines[-1]["window"]
+    for line in lines:
+        parts = [line["window"][name] for name in ("system", "summary", "history", "recalled", "new")]
+        assert sum(parts) == line["prompt_tokens"]
+        assert line["window"]["free"] == 1000 - line["window"]["reserve"] - line["prompt_tokens"]
+    generation = Generation.objects.get(message_id=lines[-1]["message"])
+    assert (window["start"], window["outside"]) == (str(generation.window_start), generation.num_outside)
+    assert window["outside"] > 0
+    context = TurnContext.objects.get(message__text="And what about Ophelia?")
+    assert window["recalled_messages"] == context.sources == [str(Message.objects.get(position=0).id)]
+    assert window["recalled"] == len(context.text)
+    moved = next(line for line in lines if line["window"]["left"])
+    assert moved["cache"]["cause"] in PrefixBreak.values
+    assert moved["cache"]["why"] == PrefixBreak(moved["cache"]["cause"]).label
+
+
+def test_json_names_the_message_from_which_on_it_was_read_again() -> None:
+    first = asked("Hello")
+    asked("--conversation", first["conversation"], "And?")
+    Conversation.objects.update(system_prompt="Be brief.")
+    cache = asked("--conversation", first["conversation"], "So?")["cache"]
+    assert (cache["cause"], cache["message"], cache["position"]) == ("preset_changed", None, None)
 
 
 def test_a_conversation_goes_on() -> None:

@@ -21,7 +21,7 @@ from chatapp.turn.gauge import MAX_KEPT, Count, Gauge, gauge
 from chatapp.turn.live import Live, LiveTurn
 from tests.chatapp import rows
 from tests.chatapp.conftest import Socket, after, opened, send, whole
-from tests.chatapp.fake_worker import FakeWorker
+from tests.chatapp.fake_worker import ByteTemplate, FakeWorker
 from tests.chatapp.test_turn_summaries import SUMMARY, begun, go_on, turns_of
 from tests.chatapp.test_turn_window import preset, talk
 
@@ -126,14 +126,39 @@ async def test_every_change_is_seen_at_once(alice: User, small: FakeWorker) -> N
     assert (await acount("x")).window == 2000
 
 
-def test_between_two_keystrokes_the_messages_are_not_read(alice: User, small: FakeWorker) -> None:
+@pytest.mark.parametrize(("has_recall", "num_queries"), [(False, 1), (True, 4)])
+def test_a_keystroke_costs_its_draft_and_no_message(
+    has_recall: bool, num_queries: int, alice: User, small: FakeWorker
+) -> None:
+    """Counted: nothing is rendered but the draft, nothing else is encoded, no message is read."""
     conversation = rows.long_conversation(alice, 200)
-    Conversation.objects.update(context_policy=ContextPolicy.TRUNCATE)
-    gauge.count(Conversation.objects.get(id=conversation.id), "a")
-    with CaptureQueriesContext(connection) as queries:
-        gauge.count(Conversation.objects.get(id=conversation.id), "ab")
-    assert not [query for query in queries if "RECURSIVE" in query["sql"]]
-    assert len(queries) <= 4
+    Conversation.objects.update(context_policy=ContextPolicy.TRUNCATE, has_recall=has_recall)
+    conversation.refresh_from_db()
+    template = small.opened.chat_template
+    gauge.count(conversation, "message 3 or")
+    num_rendered, num_encoded = template.num_rendered, template.num_chars_encoded
+    for text in ("message 3 or ", "message 3 or x", "message 3 or xy"):
+        with CaptureQueriesContext(connection) as queries:
+            gauge.count(conversation, text)
+        assert len(queries) <= num_queries, [query["sql"] for query in queries]
+        assert not [query for query in queries if "RECURSIVE" in query["sql"]]
+    assert template.num_rendered == num_rendered
+    assert template.num_chars_encoded - num_encoded <= 2 * 3 * len("message 3 or xy")
+
+
+def test_with_every_new_message_what_was_rendered_is_forgotten(alice: User, small: FakeWorker) -> None:
+    turn = rows.turn(alice, "Hello")
+    template = small.opened.chat_template
+    count("x")
+    num_rendered = template.num_rendered
+    count("xy")
+    assert template.num_rendered == num_rendered
+    rows.turn(alice, "More", conversation=turn.conversation, parent_id=turn.assistant_message.id)
+    count("xyz")
+    assert template.num_rendered > num_rendered
+    small.opened.chat_template = ByteTemplate("another")
+    assert count("xyz").total > 0
+    assert small.opened.chat_template.num_rendered > 0
 
 
 def test_only_a_few_conversations_are_kept(alice: User, small: FakeWorker) -> None:

@@ -16,7 +16,7 @@ from chatapp.errors import WindowFull
 from chatapp.models import ContextPolicy, Conversation, Generation, Message, Preset, User
 from chatapp.turn import run
 from chatapp.turn.live import Live, LiveTurn
-from chatapp.turn.past import past_of, rules_of
+from chatapp.turn.past import Past, past_of, rules_of
 from chatapp.turn.prompt import plan_turn
 from inference.types import Request
 from tests.chatapp import rows
@@ -166,7 +166,7 @@ def test_planning_reads_what_has_room_however_long_the_conversation(alice: User,
         assert len(queries) == 1
         rules = rules_of(conversation)
         assert len(past.messages) <= (rules.limit // 4 if is_known else rules.room // 3 + 2)
-        plan = plan_turn(conversation, past, reply)
+        plan = plan_turn(Past(conversation, past), reply)
         assert plan.window.num_outside > 1800
         before.window_start, before.window_limit = plan.window.start, plan.window.limit
         before.save()

@@ -14,6 +14,7 @@ import sys
 from argparse import ArgumentParser
 from collections.abc import AsyncIterator, Iterator
 from contextlib import asynccontextmanager, contextmanager
+from dataclasses import asdict
 from typing import Any
 from uuid import UUID, uuid4
 
@@ -22,11 +23,14 @@ from django.core.management.base import BaseCommand, CommandError
 
 from chatapp import checks, executors, llm, locks, model_catalogue, selectors, wire, wire_parsing
 from chatapp.errors import ChatError, NotFound
-from chatapp.models import Conversation, MessageStatus, User
+from chatapp.models import Conversation, MessageStatus, PrefixBreak, User
 from chatapp.services import accounts, conversations
 from chatapp.thinking import thought_of
 from chatapp.turn import run, switch
 from chatapp.turn.live import Live, LiveTurn
+from chatapp.turn.parts import parts_of
+from chatapp.turn.past import rules_of
+from chatapp.turn.prompt import Plan
 
 EXIT_STOPPED = 130  # what a shell shows for Ctrl-C
 
@@ -65,22 +69,25 @@ class Command(BaseCommand):
                 locks.turns_allowed(settings.RECOLLECT_DATA),
                 _without_lines_of_a_server(),
             ):
-                turn = asyncio.run(self._ask(user, frame, model, options["thinking"]))
+                turn, window = asyncio.run(self._ask(user, frame, model, options["thinking"]))
             if options["title"]:
                 conversations.conversation_rename(user=user, conversation_id=frame.conversation, title=options["title"])
         except ChatError as error:
             raise CommandError(error.message) from error
         except KeyboardInterrupt:  # while the model was being loaded: nothing has been stored
             sys.exit(EXIT_STOPPED)
-        self._report(user, turn, options["json"])
+        self._report(user, turn, window if options["json"] else None)
 
-    async def _ask(self, user: User, frame: wire.TurnSend, model: str, has_thinking: bool) -> LiveTurn:
-        live = Live()
+    async def _ask(
+        self, user: User, frame: wire.TurnSend, model: str, has_thinking: bool
+    ) -> tuple[LiveTurn, dict[str, Any]]:
+        """The turn, ended, and what its window held."""
+        live, plans = Live(), list[Plan]()
         async with _engine(model):
             cold = "" if frame.is_new else await executors.database(switch.cold_start, user, frame.conversation)
             if cold:
                 self.stderr.write(cold)
-            turn = await run.start(live, user, frame, on_text=self._printer(has_thinking))
+            turn = await run.start(live, user, frame, on_text=self._printer(has_thinking), on_plan=plans.append)
             assert turn is not None, "a new client id is no duplicate"
             assert turn.task is not None, "a started turn has its task"
             stop = wire.TurnStop(turn.conversation_id, turn.message_id)
@@ -89,9 +96,10 @@ class Command(BaseCommand):
                 asyncio.get_running_loop().add_signal_handler(
                     number, lambda: stopping.add(asyncio.create_task(run.stop(live, user, stop)))
                 )
+            window = await executors.render(_window, plans[0])
             await turn.task
             await asyncio.gather(*stopping)
-            return turn
+            return turn, window
 
     def _printer(self, has_thinking: bool) -> run.OnText:
         """Prints the answer, and the thinking in front of it if it is wanted."""
@@ -118,11 +126,12 @@ class Command(BaseCommand):
             os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
             signal.raise_signal(signal.SIGINT)
 
-    def _report(self, user: User, turn: LiveTurn, is_json: bool) -> None:
+    def _report(self, user: User, turn: LiveTurn, window: dict[str, Any] | None) -> None:
+        """What remains to be said; window: with ids and numbers as JSON."""
         self.stdout.write("")
         end = turn.end
         assert end is not None, "the turn has been waited for"
-        if is_json:
+        if window is not None:
             message = selectors.message_get(user, turn.conversation_id, turn.message_id)
             stats = end.stats
             line = {
@@ -136,6 +145,8 @@ class Command(BaseCommand):
                 "ttft_ms": stats.ttft_ms if stats else 0.0,
                 "decode_tok_s": stats.decode_tok_s if stats else 0.0,
                 "finish_reason": stats.finish_reason if stats else "error",
+                "window": window,
+                "cache": _cache(stats),
                 "text": message.answer,
                 "thinking": thought_of(message.text, message.thinking_chars),
             }
@@ -146,6 +157,42 @@ class Command(BaseCommand):
             raise CommandError(end.error)
         if end.status != MessageStatus.DONE:
             sys.exit(EXIT_STOPPED)
+
+
+def _window(plan: Plan) -> dict[str, Any]:
+    """The parts of the prompt in tokens, as the gauge in the browser shows them, and what of the conversation is in it.
+
+    Blocking. Raises EngineUnavailable.
+    """
+    parts, rules, window = parts_of(plan), rules_of(plan.conversation), plan.window
+    return {
+        "tokens": rules.window,
+        **asdict(parts),
+        "reserve": rules.reserve,
+        "free": max(0, rules.room - parts.total),
+        "policy": plan.conversation.context_policy,
+        "recall": plan.conversation.has_recall,
+        "start": str(window.start) if window.start else None,
+        "outside": window.num_outside,
+        "left": window.num_left,
+        "unsummarised": window.num_unsummarised,
+        "summary_id": str(window.summary) if window.summary else None,
+        "recalled_messages": [str(source) for source in plan.recalled.sources] if plan.recalled else [],
+    }
+
+
+def _cache(stats: wire.TurnStats | None) -> dict[str, Any]:
+    """Why no more of the prompt was reused, and from which message on it was read again; "" and None: nothing was, or
+    the beginning."""
+    if stats is None:
+        return {"known": 0, "cause": "", "why": "", "message": None, "position": None}
+    return {
+        "known": stats.known,
+        "cause": stats.cause,
+        "why": str(PrefixBreak(stats.cause).label) if stats.cause else "",
+        "message": stats.cause_message or None,
+        "position": stats.cause_position,
+    }
 
 
 def _user(name: str | None) -> User:
