@@ -37,3 +37,11 @@ def _template(code: llm.NoteCode) -> str:
                 "Where there is a system prompt, the template writes differently about a message once others have "
                 "followed: of a short turn of %(total)s tokens, %(reread)s are read again, and so is all behind them."
             )
+
+
+def loaded_only(name: str) -> str:
+    """What is to be known of a model that is in memory and whose files are gone."""
+    return _(
+        "The model %(name)s is not installed any more. It goes on answering while it stays loaded, and cannot be "
+        "loaded again."
+    ) % {"name": name}

@@ -13,7 +13,7 @@ from django.template.response import TemplateResponse
 from django.utils.translation import gettext as _
 from django.views.decorators.http import require_POST
 
-from chatapp import llm, model_catalogue
+from chatapp import llm, model_catalogue, model_notes
 from chatapp.admin.engine_numbers import cards
 from chatapp.errors import ChatError
 from chatapp.model_catalogue import InstalledModel
@@ -21,17 +21,24 @@ from chatapp.model_catalogue import InstalledModel
 
 @dataclass(frozen=True, slots=True)
 class ModelRow:
-    """An installed model as the page shows it."""
+    """A model as the page shows it: installed, or in memory only, when its files are gone."""
 
-    model: InstalledModel
+    name: str
     status: llm.EngineStatus
-    label: str
     is_shown: bool  # its numbers are on the page
+    can_run: bool = False
+    is_default: bool = False
+    problem: str = ""
+    notes: tuple[str, ...] = ()
+
+    @property
+    def label(self) -> str:
+        return _state_label(self.status.state) if self.can_run or self.can_unload else _("Cannot run")
 
     @property
     def can_load(self) -> bool:
         states = (llm.EngineState.UNLOADED, llm.EngineState.FAILED)
-        return self.model.can_run and self.status.state in states
+        return self.can_run and self.status.state in states
 
     @property
     def can_unload(self) -> bool:
@@ -56,7 +63,7 @@ def engine_page(request: HttpRequest) -> HttpResponse:
             "state_label": _state_label(status.state),
             "loaded_percent": f"{100 * status.progress:.0f}",
             "shown": shown,
-            "rows": [_row(model, shown) for model in model_catalogue.installed()],
+            "rows": _rows(shown),
             "memory": _memory(),
             "cards": cards(status.stats) if status.stats else [],
             "num_recent": llm.NUM_RECENT,
@@ -67,27 +74,43 @@ def engine_page(request: HttpRequest) -> HttpResponse:
 @require_POST
 def model_load(request: HttpRequest) -> HttpResponse:
     """Have a model loaded; the page shows how far it is."""
-    return _ask(request, llm.load)
+    return _ask(request, llm.load, among=[])
 
 
 @require_POST
 def model_unload(request: HttpRequest) -> HttpResponse:
-    """Give a model's memory back, unless replies need it."""
-    return _ask(request, llm.unload)
+    """Give a model's memory back, unless replies need it; also that of one whose files are gone."""
+    return _ask(request, llm.unload, among=llm.loaded_models())
 
 
-def _ask(request: HttpRequest, action: Callable[[str], None]) -> HttpResponse:
+def _ask(request: HttpRequest, action: Callable[[str], None], *, among: list[str]) -> HttpResponse:
+    """among: names that are known besides those of installed models."""
+    name = request.POST.get("model", "")
     try:
-        action(model_catalogue.get(request.POST.get("model", "")).name)
+        action(name if name in among else model_catalogue.get(name).name)
     except ChatError as error:
         messages.error(request, error.message)
     return redirect("admin:engine")
 
 
+def _rows(shown: str) -> list[ModelRow]:
+    rows = [_row(model, shown) for model in model_catalogue.installed()]
+    gone = sorted(set(llm.loaded_models()) - {row.name for row in rows})
+    return rows + [
+        ModelRow(name, llm.status(name), name == shown, problem=model_notes.loaded_only(name)) for name in gone
+    ]
+
+
 def _row(model: InstalledModel, shown: str) -> ModelRow:
-    status = llm.status(model.name)
-    label = _state_label(status.state) if model.can_run else _("Cannot run")
-    return ModelRow(model, status, label, is_shown=model.name == shown)
+    return ModelRow(
+        model.name,
+        llm.status(model.name),
+        model.name == shown,
+        can_run=model.can_run,
+        is_default=model.is_default,
+        problem=model.problem,
+        notes=model.notes,
+    )
 
 
 def _memory() -> dict[str, Any]:

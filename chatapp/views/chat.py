@@ -15,7 +15,7 @@ from django.urls import reverse
 from django.utils.translation import gettext as _
 from django.views.decorators.http import require_safe
 
-from chatapp import llm, model_catalogue, selectors, window_rows, wire
+from chatapp import llm, model_catalogue, model_notes, selectors, window_rows, wire
 from chatapp.errors import Invalid
 from chatapp.markdown import render_many
 from chatapp.models import Conversation, Generation, Message, MessageStatus, Role, User
@@ -79,10 +79,7 @@ class ModelChoice:
         if not self.is_missing:
             return ""
         if self.is_loaded:
-            return _(
-                "The model %(name)s is not installed any more. It goes on answering while it stays loaded, and cannot "
-                "be loaded again."
-            ) % {"name": self.current}
+            return model_notes.loaded_only(self.current)
         if not self.is_offered:
             return ""
         return _("The model %(name)s is not installed any more. Choose another one to go on.") % {"name": self.current}

@@ -263,6 +263,40 @@ def test_the_engine_page_lists_models_and_loads_them(staff: Client, worker: Fake
     assert staff.get(reverse("admin:engine_unload")).status_code == 405
 
 
+def test_a_loaded_model_whose_files_are_gone_can_be_unloaded(staff: Client, worker: FakeWorker, tmp_path: Path) -> None:
+    """Its memory is wanted back most of all: it cannot answer for long, and nobody can choose it."""
+    page, unload = reverse("admin:engine"), reverse("admin:engine_unload")
+    shutil.rmtree(tmp_path / "models" / "qwen3")
+    worker.loaded_names = ["llama", "qwen3"]
+    row = staff.get(page).content.decode().split('<a href="?model=qwen3"')[1].split("</li>")[0]
+    assert "The model qwen3 is not installed any more. It goes on answering while it stays loaded" in row
+    assert "Ready" in row
+    assert "Load</button>" not in row
+    assert "Unload</button>" in row
+    assert "There is no model named gone" in staff.post(unload, {"model": "gone"}, follow=True).content.decode()
+    assert (
+        "There is no model named qwen3"
+        in staff.post(reverse("admin:engine_load"), {"model": "qwen3"}, follow=True).content.decode()
+    )
+    assert worker.model_state == "ready"
+    assert staff.post(unload, {"model": "qwen3"}).status_code == 302
+    assert worker.model_state == "unloaded"
+    assert 'href="?model=qwen3"' not in staff.get(page).content.decode()
+
+
+def test_the_default_model_whose_file_is_gone_can_be_unloaded(
+    staff: Client, worker: FakeWorker, tmp_path: Path
+) -> None:
+    shutil.rmtree(tmp_path / "models" / "llama")
+    worker.loaded_names = ["llama"]
+    row = staff.get(reverse("admin:engine")).content.decode().split('<a href="?model=llama"')[1].split("</li>")[0]
+    assert "Ready" in row
+    assert "there is no file" in row
+    assert "Unload</button>" in row
+    staff.post(reverse("admin:engine_unload"), {"model": "llama"})
+    assert worker.model_state == "unloaded"
+
+
 def test_the_engine_page_says_why_a_model_stays(
     staff: Client, worker: FakeWorker, monkeypatch: pytest.MonkeyPatch
 ) -> None:
