@@ -95,6 +95,12 @@ def download(hub: Hub, choice: Choice, target: Path, progress: Progress) -> None
     except OSError as error:
         if error.errno in (errno.ENOSPC, errno.EDQUOT):
             raise FetchError(f"The disk is full. {what_is_kept(choice, target)}") from error
+        if error.errno == errno.EFBIG:
+            sentence = (
+                f"{target.parent} takes no file as large as {size(max(file.num_bytes for file in choice.files))}: "
+            )
+            advice = "see `ulimit -f`, or set RECOLLECT_DATA to a folder on another disk."
+            raise FetchError(f"{sentence}{advice} {what_is_kept(choice, target)}") from error
         raise FetchError(f"{target.name} cannot be written to {target.parent}: {error.strerror or error}") from error
     except Broken as error:
         raise FetchError(f"{error} {what_is_kept(choice, target)}") from error
@@ -172,7 +178,7 @@ def _put_in_place(choice: Choice, workshop: Path, target: Path) -> None:
         _sync(whole)
     whole.rename(target)
     _sync(target.parent)
-    shutil.rmtree(workshop)
+    shutil.rmtree(workshop, ignore_errors=True)  # another process may just be opening its lock
 
 
 @contextmanager
@@ -185,8 +191,11 @@ def _workshop(target: Path) -> Iterator[Path]:
             fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except BlockingIOError as error:
             raise FetchError(f"{target.name} is being fetched by another process.") from error
-        if os.fstat(lock.fileno()).st_nlink == 0:  # the other one finished between the two lines above
+        if os.path.lexists(target):  # the other one finished since we looked
+            shutil.rmtree(folder, ignore_errors=True)
             raise FetchError(f"{target.name} has just been fetched by another process.")
+        if os.fstat(lock.fileno()).st_nlink == 0:  # or was taken away
+            raise FetchError(f"{folder.name} was removed meanwhile. Try again.")
         yield folder
 
 

@@ -11,7 +11,7 @@ import subprocess
 import sys
 import threading
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from email.utils import formatdate
 from pathlib import Path
 from types import SimpleNamespace
@@ -28,6 +28,7 @@ from inference import cli
 from tests.chatapp.hub_server import COMMIT, TOKEN, HubServer, running
 from tests.inference import tiny_models as tiny
 from tests.inference.test_formats_gguf_parts import split
+from tests.patience import PATIENCE_S
 
 ROOT = Path(__file__).resolve().parent.parent.parent
 MODEL = ROOT / "tests" / "data" / "models" / "qwen3"
@@ -202,8 +203,9 @@ def test_a_wrong_checksum_is_refused_and_not_kept(hub: HubServer, folder: Path, 
     fetch()
 
 
-def test_interrupted_it_keeps_what_has_come_and_says_so(hub: HubServer, tmp_path: Path) -> None:
-    hub.stalls[WEIGHTS] = threading.Event()
+@pytest.fixture
+def command(hub: HubServer, tmp_path: Path) -> Callable[..., subprocess.Popen[str]]:
+    """Starts the command as a person does, in a process of its own."""
     environment = os.environ | {
         "DJANGO_SETTINGS_MODULE": "chatapp.settings",
         "HF_ENDPOINT": hub.url,
@@ -211,25 +213,96 @@ def test_interrupted_it_keeps_what_has_come_and_says_so(hub: HubServer, tmp_path
         "RECOLLECT_MODEL": "",
         "HF_HOME": str(tmp_path / "hf"),
     }
-    command = [sys.executable, "manage.py", "fetch_model", NAME]
-    with subprocess.Popen(
-        command, cwd=ROOT, env=environment, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
-    ) as process:
-        assert hub.half_sent.wait(timeout=30)
-        part = _grown(tmp_path / "models" / ".fetch-Tiny-Qwen3", len(hub.repositories[NAME][WEIGHTS]) // 2, process)
-        process.send_signal(signal.SIGINT)
-        _, stderr = process.communicate(timeout=30)
-    assert process.returncode == 130
+
+    def start(*before: str) -> subprocess.Popen[str]:
+        """before: what it is started by."""
+        line = [*before, sys.executable, "manage.py", "fetch_model", NAME]
+        return subprocess.Popen(
+            line, cwd=ROOT, env=environment, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
+        )
+
+    return start
+
+
+def ended(process: subprocess.Popen[str], status: int) -> tuple[str, str]:
+    """What it has said, when it has ended so."""
+    with process:
+        stdout, stderr = process.communicate(timeout=PATIENCE_S)
+    assert process.returncode == status, stderr
+    return stdout, stderr
+
+
+def test_interrupted_it_keeps_what_has_come_and_says_so(
+    hub: HubServer, tmp_path: Path, command: Callable[..., subprocess.Popen[str]]
+) -> None:
+    hub.stalls[WEIGHTS] = threading.Event()
+    process = command()
+    assert hub.half_sent.wait(PATIENCE_S)
+    part = _grown(tmp_path / "models" / ".fetch-Tiny-Qwen3", len(hub.repositories[NAME][WEIGHTS]) // 2, process)
+    process.send_signal(signal.SIGINT)
+    _, stderr = ended(process, 130)
     assert "Interrupted." in stderr
     assert "are kept: the same command goes on from there" in stderr
     assert len(stderr.splitlines()) == 1
     num_kept = part.stat().st_size
     hub.stalls.pop(WEIGHTS).set()
     hub.sent.clear()
-    again = subprocess.run(command, cwd=ROOT, env=environment, capture_output=True, text=True, timeout=60)
-    assert again.returncode == 0, again.stderr
+    stdout, _ = ended(command(), 0)
     assert [entry[1] for entry in hub.sent if entry[0] == WEIGHTS] == [f"bytes={num_kept}-"]
-    assert "\r" not in again.stdout
+    assert "\r" not in stdout
+
+
+def test_a_disk_that_takes_no_more_in_the_middle_of_a_file_leaves_the_rest_to_the_next_run(
+    hub: HubServer, tmp_path: Path, command: Callable[..., subprocess.Popen[str]]
+) -> None:
+    """The system itself refuses to write on: at so many bytes of any file."""
+    models, limit = tmp_path / "models", 30_000
+    limited = (
+        "import os, resource, sys; "
+        f"resource.setrlimit(resource.RLIMIT_FSIZE, ({limit}, {limit})); os.execv(sys.argv[1], sys.argv[1:])"
+    )
+    _, stderr = ended(command(sys.executable, "-c", limited), 1)
+    assert "takes no file as large as" in stderr
+    assert "34.5 kB of 71 kB are kept: the same command goes on from there" in stderr
+    assert len(stderr.splitlines()) == 1
+    assert [path.name for path in models.iterdir()] == [".fetch-Tiny-Qwen3"]
+    hub.sent.clear()
+    stdout, _ = ended(command(), 0)
+    assert "34.5 kB of it are here from before" in stdout
+    assert [entry[1] for entry in hub.sent if entry[0] == WEIGHTS] == [f"bytes={limit}-"]
+    assert (models / "Tiny-Qwen3" / WEIGHTS).read_bytes() == hub.repositories[NAME][WEIGHTS]
+    assert [path.name for path in models.iterdir()] == ["Tiny-Qwen3"]
+
+
+def test_of_two_commands_at_once_one_fetches_and_one_says_so(
+    hub: HubServer, tmp_path: Path, command: Callable[..., subprocess.Popen[str]]
+) -> None:
+    hub.stalls[WEIGHTS] = threading.Event()
+    first = command()
+    assert hub.half_sent.wait(PATIENCE_S)
+    _, stderr = ended(command(), 1)
+    assert "Tiny-Qwen3 is being fetched by another process." in stderr
+    hub.stalls.pop(WEIGHTS).set()
+    ended(first, 0)
+    assert len([entry for entry in hub.sent if entry[0] == WEIGHTS]) == 2  # the second half after the stall
+    assert [path.name for path in (tmp_path / "models").iterdir()] == ["Tiny-Qwen3"]
+
+
+def test_who_comes_when_another_has_just_finished_fetches_nothing(
+    hub: HubServer, folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The model appears between the look at the folder and the lock."""
+    look = hub_download.is_there
+
+    def and_then_it_appears(*arguments: Any) -> bool:
+        found = look(*arguments)
+        shutil.copytree(MODEL, folder / "Tiny-Qwen3")
+        return found
+
+    monkeypatch.setattr(hub_download, "is_there", and_then_it_appears)
+    assert "Tiny-Qwen3 has just been fetched by another process." in refusal()
+    assert {name for name, _, _ in hub.sent} == {"config.json"}
+    assert [path.name for path in folder.iterdir()] == ["Tiny-Qwen3"]
 
 
 def _grown(folder: Path, num_bytes: int, process: subprocess.Popen[str]) -> Path:
