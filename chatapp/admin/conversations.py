@@ -4,23 +4,27 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from typing import Any, ClassVar
-from uuid import UUID
 
 from django.contrib import admin
 from django.db.models import F, Field, OuterRef, QuerySet, Subquery
 from django.db.models.functions import Substr
 from django.forms import ModelForm
 from django.http import HttpRequest
-from django.urls import reverse
-from django.utils.html import format_html
-from django.utils.translation import gettext
 from django.utils.translation import gettext_lazy as _
 from unfold.admin import TabularInline
 from unfold.decorators import display
 
 from chatapp import llm
 from chatapp.admin.engine_numbers import NOTHING, ratio
+from chatapp.admin.links import message_link, place_of
 from chatapp.admin.tables import BigTableAdmin, ReadOnly
+from chatapp.admin.windows import (
+    SummaryInline,
+    TurnContextInline,
+    WindowOfConversation,
+    recalled_links,
+    window_start,
+)
 from chatapp.models import Conversation, Generation, Message, PrefixBreak, TitleSource
 from chatapp.services.conversations import conversation_archive, conversation_delete
 
@@ -77,14 +81,6 @@ _PROMPT_NUMBERS = tuple(
 _NUM_GENERATED = _if_it_ran("num_generated")
 
 
-def place_of(position: int | None) -> str:
-    """The message at a depth of a branch, as a person would call it: questions and replies take turns."""
-    if position is None:
-        return gettext("the beginning")
-    name = gettext("reply %(n)s") if position % 2 else gettext("question %(n)s")
-    return name % {"n": position // 2 + 1}
-
-
 class MessageInline(ReadOnly, TabularInline):  # type: ignore[misc]  # unfold is untyped
     """The messages of a conversation, all branches, a page at a time, with what the newest attempt has reused."""
 
@@ -126,7 +122,7 @@ class GenerationInline(ReadOnly, TabularInline):  # type: ignore[misc]  # unfold
 
 
 @admin.register(Conversation)
-class ConversationAdmin(BigTableAdmin):
+class ConversationAdmin(WindowOfConversation, BigTableAdmin):
     """Title, pin and archive may be changed; the rest is frozen at creation or belongs to the turns."""
 
     list_display = ("__str__", "owner", "model_name", "is_pinned", "is_archived", "updated_at")
@@ -140,11 +136,11 @@ class ConversationAdmin(BigTableAdmin):
     fields = (
         *("title", "title_source", "owner", ("is_pinned", "is_archived"), "preset", "model_name"),
         *("system_prompt", "system_prompt_is_public", "sampling", "context_policy", "recent_tokens"),
-        *("has_recall", "thinking_in_history"),
+        *("has_recall", *WindowOfConversation.window_fields, "thinking_in_history"),
         *("is_thinking_off", "created_at", "updated_at"),
     )
     readonly_fields = tuple(name for name in fields if name not in ("title", ("is_pinned", "is_archived")))
-    inlines = (MessageInline,)
+    inlines = (MessageInline, SummaryInline)
 
     def list_queryset(self, rows: QuerySet[Conversation]) -> QuerySet[Conversation]:
         return super().list_queryset(rows).select_related("owner")
@@ -192,7 +188,7 @@ class MessageAdmin(ReadOnly, BigTableAdmin):
         *("client_id", "num_token_ids", "token_fingerprint", "thinking_chars", "thinking_tokens"),
     )
     list_columns = ("id", "role", "status", "position", "created_at", "conversation__title")
-    inlines: ClassVar = (GenerationInline,)
+    inlines: ClassVar = (TurnContextInline, GenerationInline)
 
     def list_queryset(self, rows: QuerySet[Message]) -> QuerySet[Message]:
         return super().list_queryset(with_excerpts(rows)).select_related("conversation")
@@ -213,10 +209,6 @@ class FinishReasonFilter(admin.SimpleListFilter):
 
     def queryset(self, request: HttpRequest, queryset: QuerySet[Generation]) -> QuerySet[Generation]:
         return queryset.filter(finish_reason=self.value()) if self.value() else queryset
-
-
-def message_url(message_id: UUID) -> str:
-    return reverse("admin:chatapp_message_change", args=[message_id])
 
 
 class PrefixBreakFilter(admin.SimpleListFilter):
@@ -257,6 +249,8 @@ class GenerationAdmin(ReadOnly, BigTableAdmin):
         *("message", "model_name", "model_fingerprint", "kernel_tier", "sampling", "seed", "finish_reason"),
         *(*_PROMPT_NUMBERS, "reused_share"),
         *("num_known", "prefix_break", "read_again_from"),
+        *("context_policy", window_start, "num_outside", "num_left", "window_limit", "summary", "num_unsummarised"),
+        *("recalled", "is_cut_by_window"),
         *(_NUM_GENERATED, "queue_s", *map(_if_it_ran, ("ttft_s", "prefill_s", "decode_s", "thinking_s")), "speed"),
         "created_at",
     )
@@ -277,10 +271,18 @@ class GenerationAdmin(ReadOnly, BigTableAdmin):
         """The message in which reuse ended, with a link."""
         if not generation.prefix_break:
             return ""
-        place = place_of(generation.break_position)
-        if generation.break_message_id is None:
-            return place
-        return format_html('<a href="{}">{}</a>', message_url(generation.break_message_id), place)
+        if generation.break_message_id is None or generation.break_position is None:
+            return place_of(generation.break_position)
+        return message_link(generation.break_message_id, generation.break_position)
+
+    @admin.display(description=_("context policy"))
+    def context_policy(self, generation: Generation) -> str:
+        """Of the conversation, as it is now."""
+        return generation.message.conversation.get_context_policy_display()
+
+    @admin.display(description=_("recalled"))
+    def recalled(self, generation: Generation) -> str:
+        return recalled_links(generation.message.parent)
 
     @admin.display(description=_("TTFT, ms"), ordering="ttft_s")
     def ttft_ms(self, generation: Generation) -> str:

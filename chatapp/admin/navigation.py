@@ -22,6 +22,8 @@ def groups(request: HttpRequest) -> list[dict[str, Any]]:
                 *_item(request, "chatapp.conversation", _("Conversations"), "forum"),
                 *_item(request, "chatapp.message", _("Messages"), "chat_bubble"),
                 *_item(request, "chatapp.generation", _("Generations"), "speed"),
+                *_item(request, "chatapp.summary", _("Summaries"), "summarize"),
+                *_item(request, "chatapp.turncontext", _("Recalled"), "history"),
                 *_item(request, "chatapp.preset", _("Presets"), "tune"),
             ],
         },
