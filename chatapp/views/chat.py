@@ -19,6 +19,7 @@ from chatapp import llm, model_catalogue, model_notes, selectors, window_rows, w
 from chatapp.errors import Invalid
 from chatapp.markdown import render_many
 from chatapp.models import Conversation, Generation, Message, MessageStatus, Role, User
+from chatapp.services import summaries
 from chatapp.thinking import thought_of
 from chatapp.turn.numbers import turn_stats
 from chatapp.views import engine
@@ -241,7 +242,11 @@ def _data(
             "login": reverse("login"),
             "socket": f"{reverse('conversation_new')}ws/",
         },
-        "limits": {"frameBytes": wire.MAX_FRAME_BYTES, "messageChars": wire.MAX_MESSAGE_CHARS},
+        "limits": {
+            "frameBytes": wire.MAX_FRAME_BYTES,
+            "messageChars": wire.MAX_MESSAGE_CHARS,
+            "summaryChars": summaries.MAX_CHARS,
+        },
         "engine": engine_state,
         "model": choice.current,
         "hasShortcuts": user.preferences.get("shortcuts", True),

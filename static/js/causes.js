@@ -3,7 +3,7 @@
    The causes are those of models.PrefixBreak; the server has found them out, nothing is concluded here. */
 
 import { number } from "./format.js";
-import { fill, gettext } from "./i18n.js";
+import { fill, gettext, joined } from "./i18n.js";
 import { placeText } from "./places.js";
 
 const reasons = {
@@ -27,7 +27,7 @@ const reasons = {
 
 /** One or two sentences about the history of a reply; "" where nothing is known about it. */
 export function reuseText(stats) {
-  if (stats.cause) return [whyText(stats), restText(stats)].filter(Boolean).join(" ");
+  if (stats.cause) return joined([whyText(stats), restText(stats)]);
   const reused = stats.reused_ram + stats.reused_disk;
   if (!stats.known || !reused) return "";
   return fill(gettext("All %(n)s tokens of the history were remembered."), { n: number(reused) });

@@ -60,6 +60,7 @@ const policy = new Policy(byId("window-dialog"), page.policy, async (values) => 
   return stored;
 });
 const summaries = new Summaries({
+  maxChars: page.limits.summaryChars,
   read: (id) => requests.json(urls.summary(conversation.id, id)),
   save: (id, text) => requests.post(urls.editSummary(conversation.id, id), { text }),
   report,

@@ -2,6 +2,7 @@
    what it leaves out, is said at once; the next reply takes these sentences away. */
 
 import { notify } from "./floating.js";
+import { joined } from "./i18n.js";
 
 export class Choice {
   /** conversation() gives { id, isStored }; onModel(name) is told of every change; onPreset(), that another one is chosen. */
@@ -50,14 +51,14 @@ export class Choice {
     if (!isStored) {
       this.#show(name);
       const { notes } = await this.requests.json(this.urls.modelState(name));
-      if (this.model === name) this.say(notes.join(" "));
+      if (this.model === name) this.say(joined(notes));
       return;
     }
     this.models.disabled = true;
     try {
       const { model, cold, notes } = await this.requests.post(this.urls.model(id), { model: name });
       this.#show(model);
-      this.say([cold, ...notes].filter(Boolean).join(" "));
+      this.say(joined([cold, ...notes]));
     } catch (error) {
       this.models.value = before;
       if (error.code !== "unauthenticated") notify(error.message);

@@ -1,7 +1,7 @@
 /* The next prompt as the server has counted it: a ring in the composer, its parts on a card, what a draft would do. */
 
 import { number } from "./format.js";
-import { fill, gettext, ngettext } from "./i18n.js";
+import { fill, gettext, joined, ngettext } from "./i18n.js";
 import { outsideText } from "./leaving.js";
 
 const HIGH = 0.85;
@@ -34,7 +34,7 @@ export function noteOf({ problem, leaving, outside, recalled, quoted }) {
   if (recalled > 0) {
     sentences.push(fill(ngettext("%(num)s earlier message will be recalled.", "%(num)s earlier messages will be recalled.", quoted), { num: number(quoted) }));
   }
-  return sentences.join(" ");
+  return joined(sentences);
 }
 
 export class Gauge {

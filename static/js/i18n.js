@@ -7,6 +7,9 @@ export const language = page.lang || "en";
 export const gettext = catalogue.gettext ?? ((text) => text);
 export const ngettext = catalogue.ngettext ?? ((one, many, count) => (count === 1 ? one : many));
 
+/** Sentences one after the other, without those that are empty; between Chinese ones there is no space. */
+export const joined = (sentences) => sentences.filter(Boolean).join(language.startsWith("zh") ? "" : " ");
+
 /** "%(name)s" filled in from `values`. */
 export function fill(text, values) {
   return text.replace(/%\((\w+)\)s/g, (whole, name) => (name in values ? String(values[name]) : whole));

@@ -1,7 +1,7 @@
 /* What has left the window, and what stands for it, as sentences for a person. Pure. */
 
 import { number } from "./format.js";
-import { fill, gettext, ngettext } from "./i18n.js";
+import { fill, gettext, joined, ngettext } from "./i18n.js";
 
 /** What stands on the line above the first message that is sent; "" when all are. */
 export function outsideText({ outside, unsummarised, summary_id }) {
@@ -10,7 +10,7 @@ export function outsideText({ outside, unsummarised, summary_id }) {
     ngettext("The first message is no longer sent; it stays here.", "The first %(num)s messages are no longer sent; they stay here.", outside),
     { num: number(outside) },
   );
-  return [sentence, missingText({ unsummarised, hasSummary: Boolean(summary_id) })].filter(Boolean).join(" ");
+  return joined([sentence, missingText({ unsummarised, hasSummary: Boolean(summary_id) })]);
 }
 
 /** What left the window with a reply, as it stands under its numbers; "" when nothing did. */
@@ -21,7 +21,7 @@ export function leftText({ outside, left, unsummarised, has_summary: hasSummary 
     ngettext("Message %(first)s has left the window.", "Messages %(first)s–%(last)s have left the window.", left), range,
   );
   const rest = unsummarised === 0 && hasSummary ? gettext("A summary stands for what has left.") : missingText({ unsummarised, hasSummary });
-  return [sentence, rest].filter(Boolean).join(" ");
+  return joined([sentence, rest]);
 }
 
 /** That a summary is wanted and is not there: it was late, or what the model wrote was of no use. */

@@ -2,21 +2,19 @@
    move. Each can be unfolded and changed. A summary never changes (an edit makes another), so each is read once. */
 
 import { countChars, isBlank, number } from "./format.js";
-import { fill, gettext, ngettext } from "./i18n.js";
+import { fill, gettext, joined, ngettext } from "./i18n.js";
 import { isComposing } from "./keys.js";
 import { blockElement, decorateCode } from "./message.js";
-
-const MAX_CHARS = 20_000; // as services.summaries
 
 export class Summaries {
   #known = new Map(); // by id
   #rows = { current: null, next: null };
   #wanted = { current: null, next: null };
 
-  /** read(id) and save(id, text) give what the server knows of a summary; report(error) what went wrong; place() puts the
+  /** maxChars: how long one may be. read(id) and save(id, text) give what the server knows of a summary; report(error) what went wrong; place() puts the
       rows where they belong; edited(): the next prompt begins with other words. */
-  constructor({ read, save, report, place, edited }) {
-    Object.assign(this, { read, save, report, place, edited });
+  constructor({ maxChars, read, save, report, place, edited }) {
+    Object.assign(this, { maxChars, read, save, report, place, edited });
   }
 
   /** The rows to place: the one where the window begins, and the one that waits with the message that it ends with. */
@@ -77,7 +75,7 @@ export class Summaries {
       this.#draw();
       this.place();
     };
-    const check = () => { submit.disabled = isBlank(field.value) || countChars(field.value) > MAX_CHARS; };
+    const check = () => { submit.disabled = isBlank(field.value) || countChars(field.value) > this.maxChars; };
     const save = async () => {
       if (submit.disabled) return;
       submit.disabled = true;
@@ -133,5 +131,5 @@ function noteOf({ missing }, place) {
     ngettext("%(num)s of these messages had left the window before it was written; it does not know it.", "%(num)s of these messages had left the window before it was written; it does not know them.", missing),
     { num: number(missing) },
   );
-  return [waiting, unknown].filter(Boolean).join(" ");
+  return joined([waiting, unknown]);
 }

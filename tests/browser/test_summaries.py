@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import re
+from pathlib import Path
 
 import pytest
-from playwright.sync_api import BrowserContext, Locator, Page, expect
+from playwright.sync_api import Browser, BrowserContext, Locator, Page, expect
 
 from tests.browser.filled import LONG, fill
 from tests.browser.screen import REPLY_WITHIN_MS, questions
@@ -57,6 +58,16 @@ def test_it_stands_below_the_line_and_says_what_it_stands_for(context: BrowserCo
     expect(text).to_have_text("They keep a lighthouse. <b>Mitzi</b> is the cat.")
     expect(text.locator("em")).to_have_text("lighthouse")
     expect(row).to_contain_text("2 of these messages had left the window before it was written")
+
+
+def test_chinese_sentences_follow_each_other_without_a_space(
+    browser: Browser, server: Server, session: Path, outgrown: str
+) -> None:
+    context = browser.new_context(base_url=server.url, storage_state=session, locale="zh-CN")
+    page = opened(context, outgrown)
+    sentences = re.compile(r"^最前面的 \d+ 条消息不再发送，但仍保留在这里。其中 \d+ 条没有及时写好的摘要。$")
+    expect(page.locator("#transcript .window-line")).to_have_text(sentences, timeout=REPLY_WITHIN_MS)
+    context.close()
 
 
 def test_a_change_is_seen_in_every_tab_and_stays(context: BrowserContext, outgrown: str) -> None:
