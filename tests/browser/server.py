@@ -21,6 +21,7 @@ class Server:
 
     def __init__(self, data: Path, model: Path, **settings: str) -> None:
         """settings: environment variables of the server, beside data folder and model."""
+        self.data = data
         data.chmod(0o700)
         share_kernels(data)
         kept = {name: value for name, value in os.environ.items() if not name.startswith(("RECOLLECT_", "DJANGO_"))}

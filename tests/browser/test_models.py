@@ -1,4 +1,5 @@
-"""Two models installed: one is chosen, another answers later, and what that has to read anew is said before."""
+"""Two models installed: one is chosen, another answers later, and what that has to read anew is said before; then its
+file is gone."""
 
 from __future__ import annotations
 
@@ -63,7 +64,7 @@ def facts(page: Page) -> str:
     return text
 
 
-def test_another_model_is_chosen_switched_to_and_back(page: Page, model_path: Path) -> None:
+def test_another_model_is_chosen_switched_to_and_back(page: Page, two_models: Server, model_path: Path) -> None:
     select = page.get_by_label("Model", exact=True)
     note = page.locator("#model-note")
     first = model_path.name.removesuffix(".gguf")
@@ -91,4 +92,13 @@ def test_another_model_is_chosen_switched_to_and_back(page: Page, model_path: Pa
     say(page, "Back again")
     reused = page.locator(".message-stats").last
     expect(reused).not_to_have_text(re.compile("= 0 reused"))
+    assert page.evaluate("document.documentElement.scrollWidth <= innerWidth")
+
+    (two_models.data / "models" / f"{OTHER}.gguf").unlink()
+    page.reload()
+    expect(note).to_have_text(re.compile(f"^The model {OTHER} is not installed any more. It goes on answering"))
+    expect(select.locator("option:checked")).to_have_text(f"Not installed: {OTHER}")
+    box = select.bounding_box()
+    assert box is not None
+    assert box["width"] > 0.5 * 390  # alone in its row, it shows more than that something is not installed
     assert page.evaluate("document.documentElement.scrollWidth <= innerWidth")
