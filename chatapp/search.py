@@ -14,10 +14,13 @@ from math import log
 from uuid import UUID
 
 from django.db import connection
+from django.db.models import F, Window
 from django.db.models.expressions import RawSQL
+from django.db.models.functions import RowNumber
 
 from chatapp.models import Conversation, Message, SearchEntry, User
 from chatapp.selectors import path_ids
+from chatapp.snippets import Part, snippet_of
 from chatapp.storage import translated
 from chatapp.words import Term, index_words, query_terms, telling_words
 
@@ -57,6 +60,22 @@ def conversations_with(user: User, query: str) -> RawSQL | None:
     matching, parameter = _matching([Term(_owner_key(user.pk)), *map(_keyed, terms)])
     rows = f"{Message._meta.db_table} m JOIN {TABLE} e ON e.message_id = m.id"
     return RawSQL(f"SELECT m.conversation_id FROM {rows} WHERE e.id IN ({matching})", [parameter])  # noqa: S608, S611 -- ours
+
+
+@translated()
+def snippets(user: User, query: str, conversation_ids: Collection[UUID]) -> dict[UUID, tuple[Part, ...]]:
+    """Of each of these conversations in which one message of this person's has all words of the query, a line of the
+    newest such message. Two queries at most."""
+    terms = query_terms(query)[:_MAX_TERMS]
+    if not terms or not conversation_ids:
+        return {}
+    matching, parameter = _matching([Term(_owner_key(user.pk)), *map(_keyed, terms)])
+    newest = Window(RowNumber(), partition_by=F("message__conversation"), order_by=F("message__created_at").desc())
+    rows = SearchEntry.objects.filter(id__in=RawSQL(matching, [parameter]))  # noqa: S611 -- ours
+    rows = rows.filter(message__conversation__in=conversation_ids).annotate(place=newest).filter(place=1)
+    messages = Message.objects.filter(id__in=list(rows.values_list("message_id", flat=True)))
+    found = messages.only("conversation_id", "text", "thinking_chars")
+    return {message.conversation_id: snippet_of(message.answer, terms) for message in found}
 
 
 @dataclass(frozen=True, slots=True)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from datetime import date, timedelta
 from itertools import groupby
@@ -13,15 +13,19 @@ from django.utils.translation import gettext as _
 
 from chatapp import search, selectors
 from chatapp.models import Conversation, User
+from chatapp.snippets import Part
 
 
 @dataclass(frozen=True, slots=True)
 class Row:
+    """snippet: of a message that has what was looked for."""
+
     id: UUID
     title: str
     is_pinned: bool
     is_running: bool
     is_archived: bool = False
+    snippet: tuple[Part, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)
@@ -45,12 +49,16 @@ def listing(user: User, *, query: str = "", cursor: str = "", is_archived: bool 
     """One page of the list, or of the archive; a fixed number of queries. Raises Invalid for a bad cursor."""
     found = search.conversations_with(user, query) if query else None
     page = selectors.conversation_list(user, query=query, found=found, cursor=cursor, is_archived=is_archived)
-    running = selectors.running_ids(user, [conversation.id for conversation in page.conversations])
-    groups = _grouped(page.conversations, running, timezone.localdate())
+    ids = [conversation.id for conversation in page.conversations]
+    running = selectors.running_ids(user, ids)
+    snippets = search.snippets(user, query, ids) if query else {}
+    groups = _grouped(page.conversations, running, snippets, timezone.localdate())
     return Listing(groups, page.next_cursor, query, is_archived)
 
 
-def _grouped(conversations: Sequence[Conversation], running: set[UUID], today: date) -> list[Group]:
+def _grouped(
+    conversations: Sequence[Conversation], running: set[UUID], snippets: Mapping[UUID, tuple[Part, ...]], today: date
+) -> list[Group]:
     names = {
         "pinned": _("Pinned"),
         "today": _("Today"),
@@ -60,7 +68,11 @@ def _grouped(conversations: Sequence[Conversation], running: set[UUID], today: d
         "older": _("Older"),
     }
     return [
-        Group(key, names[key], [Row(c.id, c.title, c.is_pinned, c.id in running, c.is_archived) for c in found])
+        Group(
+            key,
+            names[key],
+            [Row(c.id, c.title, c.is_pinned, c.id in running, c.is_archived, snippets.get(c.id, ())) for c in found],
+        )
         for key, found in groupby(conversations, key=lambda conversation: _group_key(conversation, today))
     ]
 

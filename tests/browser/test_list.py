@@ -61,6 +61,28 @@ def test_a_search_shows_only_what_has_the_words_in_its_title(page: Page) -> None
     expect(rows(page).first).to_be_visible()
 
 
+def test_a_hit_in_a_message_shows_its_line_with_the_words_marked(page: Page) -> None:
+    hostile = "<img src=x onerror=alert(1)>"
+    _new(page, f"Name one harbour. {hostile} The lighthouse keeper of 瓦尔德港 collects old maps and brass lamps.")
+    page.keyboard.press("Control+k")
+    field = page.get_by_role("searchbox")
+    for query, marked in (("lighthouse keeper", ["lighthouse", "keeper"]), ("德", ["德"]), ("瓦尔德", ["瓦尔德"])):
+        field.fill(query)
+        expect(rows(page)).to_have_count(1)
+        line = rows(page).first.locator(".snippet")
+        expect(line.locator("mark")).to_have_text(marked)
+    field.fill("onerror")
+    expect(line.locator("mark")).to_have_text("onerror")
+    expect(line).to_contain_text(hostile)
+    row, mark = line.bounding_box(), line.locator("mark").bounding_box()
+    assert row is not None
+    assert mark is not None
+    assert row["x"] <= mark["x"] < mark["x"] + mark["width"] <= row["x"] + row["width"], "the mark is in sight"
+    assert mark["height"] < 30, "one line"
+    field.fill("")
+    expect(page.locator(".snippet")).to_have_count(0)
+
+
 def test_a_pinned_conversation_stays_at_the_top(page: Page) -> None:
     _new(page, "Pin me please.")
     _menu(page, "Pin me please.", "Pin")
