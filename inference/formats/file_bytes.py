@@ -32,7 +32,7 @@ class FileBytes:
             raise ModelFileError(path, f"there is no file {path}")
         try:
             self._fd = os.open(path, os.O_RDONLY)
-            weakref.finalize(self, os.close, self._fd)
+            weakref.finalize(self, os.close, self._fd).atexit = False  # a thread may still be reading then
             self.num_bytes = os.fstat(self._fd).st_size  # when it was opened
         except OSError as error:
             raise ModelFileError(path, f"the file can not be read ({error})") from error
