@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import unicodedata
+from collections.abc import Iterable
 
 _UNSTORABLE = {0: "\ufffd"} | dict.fromkeys(range(55296, 57344), "�")  # NUL and lone surrogates
 _TITLE_COLUMNS = 60
+_WIDE_STOPS = ("。", "！", "？")
 _MARKUP = "#>*-_`~|=+ "  # what a line of Markdown may begin with
 # Letters, marks and symbols without ink: Unicode's Default_Ignorable_Code_Point beyond category Cf, and the empty
 # Braille cell. The same set as in static/js/format.js.
@@ -34,6 +36,14 @@ def one_line(text: str) -> str:
     """`text` on one line: white space collapsed, control characters (also those that turn the direction) dropped."""
     visible = "".join(" " if c.isspace() else c for c in text if c.isspace() or not _is_control(c))
     return " ".join(visible.split())
+
+
+def joined(sentences: Iterable[str]) -> str:
+    """Sentences one after the other, without the empty ones. A full stop of Chinese brings its own space."""
+    text = ""
+    for sentence in filter(None, sentences):
+        text += sentence if not text or text.endswith(_WIDE_STOPS) else f" {sentence}"
+    return text
 
 
 def first_words(text: str, columns: int = _TITLE_COLUMNS) -> str:

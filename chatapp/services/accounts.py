@@ -18,7 +18,7 @@ from chatapp.errors import Conflict, Invalid, NotFound
 from chatapp.models import User
 from chatapp.services import login_throttle
 from chatapp.storage import translated
-from chatapp.text import is_storable
+from chatapp.text import is_storable, joined
 
 
 def is_setup_token_required() -> bool:
@@ -159,7 +159,7 @@ def _account(username: str, password: str, **values: Any) -> User:
     if not is_storable(password):
         problems["password"] = [_("The password holds characters that cannot be stored.")]
     if problems:
-        raise Invalid(" ".join(sentence for found in problems.values() for sentence in found), fields=problems)
+        raise Invalid(joined(sentence for found in problems.values() for sentence in found), fields=problems)
     user.set_password(password)
     return user
 

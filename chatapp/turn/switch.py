@@ -11,6 +11,7 @@ from django.utils.translation import ngettext
 from chatapp import llm, selectors
 from chatapp.errors import WindowFull
 from chatapp.models import Conversation, Message, User
+from chatapp.text import joined
 from chatapp.turn.past import Past, fitted, model_of, past_of, rules_of
 from chatapp.turn.prompt import has_public_head
 
@@ -47,7 +48,7 @@ def announce(user: User, conversation: Conversation) -> str:
     num_tokens = prompt.spans[-2][1] if len(prompt.spans) > 1 else 0  # up to the end of the last reply
     names = {"model": model, "num": _number(num_tokens)}
     cached = llm.count_cached(prompt, model=model, user_id=user.pk, is_head_public=has_public_head(conversation))
-    return " ".join(
+    return joined(
         [
             _what_is_read(names, min(cached, num_tokens), num_tokens),
             *_what_is_encoded(past.num_reencoded),

@@ -17,6 +17,7 @@ from chatapp.errors import Invalid
 from chatapp.forms import ArchiveForm, BranchForm, PinForm, WindowForm
 from chatapp.models import ContextPolicy
 from chatapp.services import conversations
+from chatapp.text import joined
 from chatapp.turn import switch
 from chatapp.views.access import person, person_required
 from chatapp.views.chat import models_for, policy_of, window_answer
@@ -118,7 +119,7 @@ def cold(request: HttpRequest, conversation_id: uuid.UUID) -> HttpResponse:
     choice = models_for(conversation)
     can_answer = choice.is_loaded or not choice.is_missing
     sentences = [choice.note, switch.announce(person(request), conversation) if can_answer else ""]
-    return JsonResponse({"model": choice.current, "cold": " ".join(filter(None, sentences))})
+    return JsonResponse({"model": choice.current, "cold": joined(sentences)})
 
 
 @require_POST

@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from chatapp.text import first_words, is_blank, is_storable, one_line, storable
+from chatapp.text import first_words, is_blank, is_storable, joined, one_line, storable
 
 ANY_TEXT = st.text(alphabet=st.characters(), max_size=300)  # surrogates included
 
@@ -88,3 +88,9 @@ def test_title_is_one_line_within_its_width(text: str, columns: int) -> None:
 def test_title_of(text: str, title: str | None) -> None:
     found = first_words(text)
     assert found == title or (title is None and found.startswith("Wie geht es dir? Donau") and len(found) == 60)
+
+
+def test_sentences_follow_each_other_as_their_language_wants() -> None:
+    assert joined(["", "One.", "", "Two."]) == "One. Two."
+    assert joined(["窗口已满。", "", "请缩短消息。"]) == "窗口已满。请缩短消息。"
+    assert joined([]) == joined([""]) == ""
