@@ -12,7 +12,7 @@ from django.test.utils import CaptureQueriesContext
 from chatapp import search, selectors
 from chatapp.models import ContextPolicy, Conversation, Generation, Message, SearchEntry, Summary, User
 from chatapp.services.turns import TurnRows
-from chatapp.turn.past import rules_of
+from chatapp.turn.past import Past, Read, fitted, rules_of
 from chatapp.turn.planning import planned
 from chatapp.turn.prompt import Plan
 from tests.chatapp import rows
@@ -112,6 +112,25 @@ def test_a_turn_costs_the_same_after_ten_times_as_many_messages(
     assert many.num_queries == few.num_queries <= 12
     assert many.num_rows <= few.num_rows + search.MAX_OF_WORD, "a word may have become as frequent as is looked at"
     assert many.num_rendered == few.num_rendered <= 3 * 14
+
+
+@pytest.mark.parametrize("policy", [ContextPolicy.TRUNCATE, ContextPolicy.SUMMARISE])
+def test_where_nobody_knows_where_the_window_begins_no_more_is_read_than_has_room(
+    policy: ContextPolicy, alice: User, small: FakeWorker
+) -> None:
+    """After a change of policy or model: of 3,000 messages the newest are read, not as many as the window has thirds
+    of tokens, and the same is sent as if all had been read."""
+    conversation = long_conversation(alice, 3000, policy)
+    Generation.objects.filter(message__conversation=conversation).update(window_limit=0)
+    plan, work = plan_of(conversation, small)
+    assert work.num_rows < 128 + 2 * search.MAX_OF_WORD
+    assert work.num_queries <= 14
+    leaf, question = conversation.active_leaf, plan.outline.rows[-1]._replace(context=None)
+    assert leaf is not None
+    read = Read([*selectors.history(conversation, leaf), question], selectors.summaries(leaf, 0))
+    assert len(read.messages) == 3001
+    past, fit = fitted(Past(conversation, read), rules_of(conversation))
+    assert plan.window.num_outside == past.num_outside(fit.first) > 2900
 
 
 @pytest.mark.parametrize("num", [300, 1500])

@@ -1,7 +1,11 @@
 """`manage.py bench_planning`: what planning a turn, and counting a draft at a keystroke, take in a long conversation.
 
 In a database of its own, thrown away at the end: SQLite, or the PostgreSQL server of DATABASE_URL. With tokenizer,
-template and window of the real model; nothing is generated. The last line is JSON, in milliseconds.
+template and window of the real model; nothing is generated. Every message has some 55 tokens, has an entry in the index
+and is a hit for some of the words of each question. The last line is JSON, in milliseconds.
+
+first      the policy has just been chosen: nobody knows where its window begins, or nothing of it is in memory
+median, max, cpu    of all that follow; cpu: of the processor, whatever else the machine does
 """
 
 from __future__ import annotations
@@ -14,7 +18,7 @@ import uuid
 from argparse import ArgumentParser
 from collections.abc import Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
@@ -38,6 +42,8 @@ from chatapp.services import turns
 from chatapp.turn.gauge import Gauge
 from chatapp.turn.planning import planned
 from chatapp.turn.prompt import Plan
+from inference.engine.opened_model import OpenedModel
+from inference.engine.worker import Worker
 
 POLICIES = (ContextPolicy.TRUNCATE, ContextPolicy.RECENT, ContextPolicy.SUMMARISE)
 _SENTENCE = "Message number {}: the quick brown fox jumps over the lazy dog, while five boxing wizards count jugs. "
@@ -51,7 +57,6 @@ class Times:
 
     wall_ms: list[float] = field(default_factory=list)
     cpu_ms: list[float] = field(default_factory=list)
-    num_queries: list[int] = field(default_factory=list)
 
     @contextmanager
     def taken(self) -> Iterator[None]:
@@ -62,12 +67,18 @@ class Times:
 
     def figures(self) -> dict[str, float]:
         first, *later = self.wall_ms
-        return {
-            "first": round(first, 1),
-            "median": round(statistics.median(later), 1),
-            "max": round(max(later), 1),
-            "cpu": round(statistics.median(self.cpu_ms[1:]), 1),
-        }
+        numbers = first, statistics.median(later), max(later), statistics.median(self.cpu_ms[1:])
+        return dict(zip(("first", "median", "max", "cpu"), (round(number, 1) for number in numbers), strict=True))
+
+
+class Roomy(Worker):
+    """As if the model had another window."""
+
+    window = 0
+
+    def open(self, name: str) -> OpenedModel:
+        opened = super().open(name)
+        return replace(opened, max_model_len=self.window) if self.window else opened
 
 
 class Command(BaseCommand):
@@ -76,39 +87,52 @@ class Command(BaseCommand):
 
     def add_arguments(self, parser: ArgumentParser) -> None:
         parser.add_argument("--messages", type=int, default=10_000, help="in the conversation (%(default)s)")
+        parser.add_argument("--window", type=int, default=0, help="in tokens (that of the model)")
         parser.add_argument("--turns", type=int, default=20, help="to measure, of each policy (%(default)s)")
 
-    def handle(self, *args: Any, messages: int, turns: int, **options: Any) -> None:
-        llm.start(llm.new_worker(model_catalogue.path_of), default_model=model_catalogue.default().name)
+    def handle(self, *args: Any, messages: int, window: int, turns: int, **options: Any) -> None:
+        worker = llm.new_worker(model_catalogue.path_of, Roomy)
+        assert isinstance(worker, Roomy), "that is what was asked for"
+        worker.window = window
+        llm.start(worker, default_model=model_catalogue.default().name)
+        while llm.status().state is llm.EngineState.LOADING:  # or the loading would be measured along
+            time.sleep(0.02)
         with tempfile.TemporaryDirectory() as folder:
             if connection.vendor == "sqlite":
                 connection.settings_dict["TEST"]["NAME"] = str(Path(folder) / "bench.sqlite3")
             name = connection.settings_dict["NAME"]
             connection.creation.create_test_db(verbosity=0, serialize=False, autoclobber=True)
             try:
-                figures = {policy.value: self._measure(policy, messages, turns) for policy in POLICIES}
+                conversation = _conversation(User.objects.create_user("bench"), messages)
+                num_window = llm.window()
+                figures = {policy.value: self._measure(conversation, policy, turns) for policy in POLICIES}
             finally:
                 connection.creation.destroy_test_db(str(name), verbosity=0)
                 llm.shutdown()
-        self.stdout.write(json.dumps({"database": connection.vendor, "messages": messages, "planning": figures}))
+        about = {"database": connection.vendor, "messages": messages, "window": num_window}
+        self.stdout.write(json.dumps({**about, "planning": figures}))
 
-    def _measure(self, policy: ContextPolicy, num_messages: int, num_turns: int) -> dict[str, Any]:
-        user = User.objects.create_user(f"bench {policy.value}")
-        conversation = _conversation(user, num_messages, policy)
+    def _measure(self, conversation: Conversation, policy: ContextPolicy, num_turns: int) -> dict[str, Any]:
+        """The same questions under another policy."""
+        Conversation.objects.update(context_policy=policy)
         plan, key = Times(), Times()
         gauge = Gauge()
         for number in range(num_turns + 1):
             text = _QUESTION.format(41 * number)
+            gauge.count(Conversation.objects.get(id=conversation.id), "")  # as a tab does when it is shown
             for end in range(len(text) - 3, len(text)):
                 with key.taken():
                     gauge.count(Conversation.objects.get(id=conversation.id), text[:end])
-            _turn(user, conversation, text, plan)
+            _turn(conversation, text, plan)
         figures = {"turn": plan.figures(), "keystroke": key.figures()}
-        self.stdout.write(f"{policy.value:10} {figures}")
+        for what, numbers in figures.items():
+            self.stdout.write(
+                f"  {policy.value:10} {what:10} " + "  ".join(f"{k} {v:6.1f} ms" for k, v in numbers.items())
+            )
         return figures
 
 
-def _turn(user: User, conversation: Conversation, text: str, times: Times) -> None:
+def _turn(conversation: Conversation, text: str, times: Times) -> None:
     plan: Plan | None = None
 
     def check(rows: turns.TurnRows) -> None:
@@ -118,7 +142,7 @@ def _turn(user: User, conversation: Conversation, text: str, times: Times) -> No
 
     conversation.refresh_from_db()
     rows = turns.send_create(
-        user=user,
+        user=conversation.owner,
         conversation_id=conversation.id,
         client_id=uuid.uuid4(),
         text=text,
@@ -147,13 +171,12 @@ def _turn(user: User, conversation: Conversation, text: str, times: Times) -> No
     )
 
 
-def _conversation(user: User, num_messages: int, policy: ContextPolicy) -> Conversation:
-    """Questions and replies in turn, with their entries in the search index."""
+def _conversation(user: User, num_messages: int) -> Conversation:
+    """Questions and replies in turn, with their entries in the index, and a summary every 60 messages."""
     conversation = Conversation.objects.create(
         owner=user,
         title="Long",
         system_prompt="You are a helpful assistant.",
-        context_policy=policy,
         has_recall=True,
         updated_at=timezone.now(),
     )
@@ -181,12 +204,10 @@ def _conversation(user: User, num_messages: int, policy: ContextPolicy) -> Conve
         for message in messages
     ]
     SearchEntry.objects.bulk_create(entries, batch_size=1000)
-    if policy == ContextPolicy.SUMMARISE:
-        lasts = messages[59:-100:60]
-        Summary.objects.bulk_create(
-            Summary(conversation=conversation, until=last, text=_SENTENCE * 8, num_messages=last.position + 1)
-            for last in lasts
-        )
+    Summary.objects.bulk_create(
+        Summary(conversation=conversation, until=last, text=_SENTENCE.format("so") * 8, num_messages=last.position + 1)
+        for last in messages[59:-100:60]
+    )
     conversation.active_leaf = messages[-1]
     conversation.save()
     return conversation
