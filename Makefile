@@ -88,6 +88,7 @@ bench: setup ## Measure: the engine beside what this machine can do, its start, 
 	$(BENCH) --suite start
 	$(BENCH) --suite prefix
 	$(MANAGE) bench_overhead
+	$(MANAGE) bench_planning
 
 bench-peers: setup ## Our engine beside llama.cpp and OpenVINO GenAI in one run, with ratios and targets
 	$(BIN)/python -m tests.peers.compare
