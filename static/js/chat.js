@@ -217,6 +217,10 @@ function act(action, button) {
     branch: () => attempt(() => conversation.branch(button.dataset.target)),
     stats: () => showNumbers(byId("stats-card"), button, statsOf(article), (target) => follower.goTo(target)),
     "go-to": () => attempt(() => goTo(button.dataset.target)),
+    "go-to-window": () => {
+      byId("window-card").hidePopover();
+      attempt(() => goTo(contextWindow.start, contextWindow.edge));
+    },
     resend: () => conversation.resend(client),
     "take-back": () => conversation.takeBack(client),
     help: () => byId("help-dialog").showModal(),
@@ -233,10 +237,10 @@ async function copyMessage(article, button) {
   announce(gettext("Copied"));
 }
 
-/** Bring a message into view, loading what lies between. */
-async function goTo(name) {
+/** Bring a message into view, or what stands above it, loading what lies between. */
+async function goTo(name, above = null) {
   const article = await conversation.reading.bring(name);
-  if (article) follower.goTo(article);
+  if (article) follower.goTo(above?.isConnected ? above : article);
 }
 
 /** True when there was a message to edit, or a reason why not was given. */

@@ -77,6 +77,6 @@ export class Gauge {
       return [term, detail];
     }));
     outside.hidden = count.outside === 0;
-    outside.textContent = outsideText(count);
+    outside.querySelector("span").textContent = outsideText(count);
   }
 }

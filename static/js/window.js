@@ -24,6 +24,11 @@ export class ContextWindow {
     this.edge = document.getElementById("part-window-line").content.firstElementChild.cloneNode(true);
   }
 
+  /** The id of the first message that is sent; null when all are. */
+  get start() {
+    return this.#count?.outside > 0 ? this.#count.start : null;
+  }
+
   /** What is being written, or what lies before it, is another one. */
   changed() {
     this.#refusal = "";
@@ -56,11 +61,11 @@ export class ContextWindow {
 
   /** Messages or summaries have come or gone: the line and what belongs to it stand where they should. */
   drawn() {
-    const outside = this.#count?.outside ?? 0;
+    const { start } = this;
     const { current, next, until } = this.summaries.rows;
-    this.edge.querySelector(".window-line > span").textContent = outside > 0 ? outsideText(this.#count) : "";
+    this.edge.querySelector(".window-line > span").textContent = start === null ? "" : outsideText(this.#count);
     if (current !== null && !this.edge.contains(current)) this.edge.append(current);
-    this.transcript.placeAbove(this.edge, outside > 0 ? this.#count.start : null);
+    this.transcript.placeAbove(this.edge, start);
     if (next !== null) this.transcript.placeBelow(next, until);
   }
 

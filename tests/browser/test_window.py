@@ -62,6 +62,17 @@ def test_the_line_stands_where_the_window_begins_also_among_older_messages(shown
     assert above == num_outside
 
 
+def test_the_card_leads_to_where_the_window_begins(shown: Page) -> None:
+    line = shown.locator("#transcript .window-line")
+    shown.locator("#gauge").click()
+    card = shown.locator("#window-card")
+    expect(card).to_contain_text("messages are no longer sent; they stay here.")
+    card.get_by_role("link", name="Show where the window begins").click()
+    expect(line).to_be_in_viewport(timeout=REPLY_WITHIN_MS)
+    expect(card).to_be_hidden()
+    expect(shown.locator(".window-edge")).to_be_focused()
+
+
 def test_another_policy_is_chosen_and_holds_at_once_in_every_tab(shown: Page, context: BrowserContext) -> None:
     other = context.new_page()
     other.goto(shown.url)
