@@ -3,6 +3,8 @@
 A file of lines, each the id of a conversation or EVERYTHING, under a lock. The server empties it when it has done what
 it says; what it has not done when it ends, the next one does before anything else. Without a server nothing is written:
 then there is no such memory.
+
+It lies in the data folder, not among the files of KV: those may be deleted at any time, and the memory is still there.
 """
 
 from __future__ import annotations
@@ -15,8 +17,8 @@ from contextlib import contextmanager
 from pathlib import Path
 
 EVERYTHING = "*"
-_REQUESTS = "requests"
-_LISTENER = "listener"
+_REQUESTS = "kv.requests"
+_LISTENER = "kv.listener"
 _POLL_S = 0.05
 
 

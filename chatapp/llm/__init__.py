@@ -36,6 +36,7 @@ from chatapp.llm.kv_disk import (
     purge_now,
     taking_requests,
     wait_for_purges,
+    wait_for_server,
 )
 from chatapp.llm.prompts import (
     answer_begun,
@@ -173,5 +174,6 @@ __all__ = [
     "token_fingerprint",
     "unload",
     "wait_for_purges",
+    "wait_for_server",
     "window",
 ]

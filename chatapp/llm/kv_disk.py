@@ -56,7 +56,7 @@ def purge_now(conversation_ids: Collection[str] | None) -> tuple[int, bool]:
     """The same for several, or for everything (None), done when this returns. Blocking. Raises OSError.
 
     Returns how many files are gone, and whether the server, which is another process, has been asked as well: see
-    kv_requests.wait().
+    wait_for_server().
     """
     worker = handle.worker
     if worker is not None:
@@ -70,7 +70,7 @@ def purge_now(conversation_ids: Collection[str] | None) -> tuple[int, bool]:
 @contextmanager
 def taking_requests() -> Iterator[None]:
     """For the server: other processes ask it to forget, and answer_requests() does so. Raises OSError."""
-    with kv_requests.listening(kv_root()):
+    with kv_requests.listening(settings.RECOLLECT_DATA):
         handle.is_server = True
         try:
             yield
@@ -81,7 +81,12 @@ def taking_requests() -> Iterator[None]:
 def answer_requests() -> None:
     """Forget what other processes have asked for since the last call. Blocking. Raises OSError."""
     everything = kv_requests.EVERYTHING
-    kv_requests.answer(kv_root(), lambda names: purge_now(None if everything in names else names))
+    kv_requests.answer(settings.RECOLLECT_DATA, lambda names: purge_now(None if everything in names else names))
+
+
+def wait_for_server(timeout_s: float) -> bool:
+    """Whether the server has done within so many seconds what it was asked for. Blocking. Raises OSError."""
+    return kv_requests.wait(settings.RECOLLECT_DATA, timeout_s)
 
 
 def wait_for_purges() -> None:
@@ -115,8 +120,9 @@ def _purge_elsewhere(root: Path, tags: Collection[str] | None) -> tuple[int, boo
     model that leaves in this very moment writes what it has."""
     if handle.worker is not None and not handle.worker.settle(SETTLE_S):
         logger.warning("the engine is busy: KV files of what has been deleted may appear until it comes round to it")
+    names = [kv_requests.EVERYTHING] if tags is None else tags
+    is_asked = not handle.is_server and kv_requests.ask(settings.RECOLLECT_DATA, names)  # first: the rest may fail
     num_removed = kv_folder.purge(root, tags)
-    is_asked = not handle.is_server and kv_requests.ask(root, [kv_requests.EVERYTHING] if tags is None else tags)
     if num_removed:
         logger.info("removed %d KV files of %s", num_removed, "all" if tags is None else f"{len(tags)} conversations")
     return num_removed, is_asked

@@ -39,7 +39,7 @@ def new_cache(
 
 class DiskOpener:
     """Gives a cache its files, if config wants any. When the folder cannot be had, because another process has it say,
-    the cache runs without, and retry() tries again.
+    the cache runs without, and retry() tries again. So it is when somebody removes the folder: it is begun anew.
 
     name: what people call the model.
     """
@@ -57,10 +57,12 @@ class DiskOpener:
     ) -> None:
         self._cache = cache
         self._kv = kv
-        self._root = config.kv_dir if config.is_prefix_cache_enabled and config.kv_disk_bytes else None  # None: done
+        self._root = config.kv_dir if config.is_prefix_cache_enabled and config.kv_disk_bytes else None
         self._max_bytes = config.kv_disk_bytes
         self._name = name
         self._label = f"{name}, {model.kernel_tier}, blocks of {config.block_size}"
+        self._saver: BlockSaver | None = None
+        self._before: BlockSaver | None = None  # whose folder was removed
         self._clock = clock
         self._retry_at = clock()
         self._identity = KVIdentity.of(
@@ -75,8 +77,13 @@ class DiskOpener:
 
     def retry(self) -> float | None:
         """Try, unless that was done a moment ago. In how many seconds to call again; None: there is nothing to try."""
-        if self._root is None:
+        if self._root is None or (self._saver is not None and not self._saver.disk.is_gone()):
             return None
+        if self._saver is not None:
+            logger.warning("%s: the folder of KV files has been removed, and is begun anew", self._name)
+            self._cache.close(0.0)
+            self._before, self._saver = self._saver, None
+            self._retry_at = self._clock()
         if (wait_s := self._retry_at - self._clock()) > 0:
             return wait_s
         try:
@@ -87,7 +94,9 @@ class DiskOpener:
             self._cache.disk_problem = str(error)
             self._retry_at = self._clock() + RETRY_S
             return RETRY_S
-        self._root = None
-        self._cache.use_disk(BlockSaver(disk, self._kv))
+        self._saver = BlockSaver(disk, self._kv)
+        if self._before is not None:
+            self._saver.go_on_counting(self._before)
+        self._cache.use_disk(self._saver)
         logger.info("%s: KV on disk in %d files, %d MB", self._name, disk.num_files, disk.num_bytes // 1_000_000)
         return 0.0

@@ -56,6 +56,12 @@ class BlockSaver:
     def attach(self, blocks: CachedBlocks) -> None:
         self._blocks = blocks
 
+    def go_on_counting(self, before: BlockSaver) -> None:
+        """Begin with the counts of a saver whose folder has been removed."""
+        self.num_restored_blocks, self.restore_s = before.num_restored_blocks, before.restore_s
+        self.num_unsaved_lost, self.write_failures = before.num_unsaved_lost, before.write_failures
+        self.disk.go_on_counting(before.disk)
+
     # --- what happens to blocks ---------------------------------------------------------------------------------------
 
     def note(self, block_id: int) -> None:

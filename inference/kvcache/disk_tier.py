@@ -18,6 +18,7 @@ from collections import Counter, OrderedDict
 from collections.abc import Callable, Collection, Iterable, Sequence
 from collections.abc import Set as AbstractSet
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import suppress
 from pathlib import Path
 
 import numpy as np
@@ -122,8 +123,8 @@ class DiskTier:
                 for file in files:
                     fds[file] = os.open(file.path, os.O_RDONLY | OPEN_FLAGS)
                 self._touch(reversed(files))
-        except OSError:
-            self._fail(files[len(fds)], "missing")
+        except OSError as error:
+            self._fail(files[len(fds)], "missing" if isinstance(error, FileNotFoundError) else "unreadable")
             blocks = [stored for stored in blocks if stored.file in fds]
         try:
             problems = list(self._readers.map(lambda n: self._read_one(fds, n, blocks[n], sink), range(len(blocks))))
@@ -135,6 +136,19 @@ class DiskTier:
                 self._fail(blocks[n].file, problem)
                 return n
         return len(blocks)
+
+    def is_gone(self) -> bool:
+        """Whether somebody has removed the folder: nothing can be written any more, and another process may take it."""
+        try:
+            status = (self.folder / kv_folder.LOCK_NAME).lstat()
+        except OSError:
+            return True
+        return not os.path.samestat(status, os.fstat(self._lock_fd))
+
+    def go_on_counting(self, before: DiskTier) -> None:
+        """Begin with the counts of a tier whose folder has been removed. Its files are missing, whoever wants them."""
+        self.failures, self.num_evicted_files = before.failures, before.num_evicted_files
+        self.failures["missing"] += before.num_files
 
     def touch(self, keys: Sequence[bytes]) -> None:
         """Blocks with these keys, parents first, have been used in memory: their files count as used."""
@@ -260,10 +274,13 @@ class DiskTier:
 
     def _scan(self) -> None:
         """Read the headers of all files, remove what is unfinished or unusable, and keep to the budget."""
-        found = [(path.lstat().st_mtime_ns, path) for path in self.folder.iterdir()]
+        found: list[tuple[int, Path]] = []
+        for path in self.folder.iterdir():
+            with suppress(FileNotFoundError):  # purged meanwhile, by another process
+                found.append((path.lstat().st_mtime_ns, path))
         for _, path in sorted(found):
             if path.suffix == UNFINISHED_SUFFIX:
-                path.unlink()
+                _unlink(path)
             elif path.suffix == SUFFIX:
                 self._scan_file(path)
         self._evict(self._index.num_bytes - self.max_bytes)
@@ -273,14 +290,13 @@ class DiskTier:
             fd, segment = kv_folder.open_segment(path)
             os.close(fd)
             self._identity.check(segment.identity)
+        except FileNotFoundError:  # as above
+            return
         except (BadSegment, OSError) as error:
             cause = error.cause if isinstance(error, BadSegment) else "unreadable"
             self.failures[cause] += 1
             logger.warning("removing a KV file that cannot be used: %s", cause)
-            try:
-                path.unlink()
-            except OSError:  # a folder by this name
-                logger.warning("%s is in the way", path.name)
+            _unlink(path)
             return
         self._add(SegmentFile(path, segment))
 
@@ -296,10 +312,7 @@ class DiskTier:
             return
         self._index.remove(file)
         self._touched.pop(file, None)
-        try:
-            file.path.unlink(missing_ok=True)
-        except OSError as error:
-            logger.error("a KV file could not be removed: %s", error)
+        _unlink(file.path)
 
     def _fail(self, file: SegmentFile, cause: str) -> None:
         """A file that was found is not usable after all."""
@@ -334,6 +347,13 @@ class DiskTier:
         """Assert that the index agrees with itself."""
         with self._lock:
             self._index.check_integrity()
+
+
+def _unlink(path: Path) -> None:
+    try:
+        path.unlink(missing_ok=True)
+    except OSError as error:  # a folder by this name, or one that cannot be written to
+        logger.error("a KV file could not be removed: %s", error)
 
 
 def _write_synced(path: Path, parts: Iterable[bytes | memoryview]) -> None:

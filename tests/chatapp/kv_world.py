@@ -16,10 +16,11 @@ from chatapp.models import Generation, Message, Preset, User
 from chatapp.turn import run
 from chatapp.turn.live import Live, LiveTurn
 from tests.conftest import ROOT
+from tests.patience import PATIENCE_S
+from tests.shared_kernels import share_kernels
 
 MODELS = ROOT / "tests" / "data" / "models"
 LONG = "Tell me about the sea, the mountains and the desert, please. " * 8  # a token is a byte
-PATIENCE_S = 60.0
 
 
 def install(settings: Any, folder: Path) -> None:
@@ -29,6 +30,7 @@ def install(settings: Any, folder: Path) -> None:
     settings.RECOLLECT_DATA, settings.RECOLLECT_MODEL = folder, folder / "models" / "llama"
     settings.RECOLLECT_KERNELS, settings.RECOLLECT_POOL_TOKENS = "numpy", 4096  # no compiling
     settings.RECOLLECT_KV_DISK_BYTES = 64 << 20
+    share_kernels(folder)  # for the test that changes the tier
 
 
 @contextmanager

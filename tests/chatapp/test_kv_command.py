@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 from django.core.management import CommandError, call_command
 
-from chatapp import llm
+from chatapp import kv_requests, llm
 from chatapp.models import Message, User
 from tests.chatapp import kv_world
 from tests.chatapp.kv_world import LONG, engine, files, files_of, preset, talk
@@ -122,3 +122,14 @@ def test_a_folder_that_cannot_be_used_is_named_with_a_way_out(tmp_path: Path) ->
     (tmp_path / "kv" / "budget").mkdir()
     with pytest.raises(CommandError, match=r"kv/budget: Is a directory\. Give the data folder to the user"):
         printed("purge", "--conversation", str(uuid.uuid4()))
+
+
+def test_a_server_forgets_its_part_whatever_becomes_of_the_files(tmp_path: Path) -> None:
+    (tmp_path / "kv" / "budget").mkdir(parents=True)
+    name = str(uuid.uuid4())
+    asked: list[set[str]] = []
+    with kv_requests.listening(tmp_path):
+        with pytest.raises(CommandError, match="Is a directory"):
+            printed("purge", "--conversation", name)
+        kv_requests.answer(tmp_path, asked.append)
+    assert asked == [{name}]

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import os
+import shutil
 import time
 import uuid
 from pathlib import Path
@@ -225,19 +226,36 @@ def test_rows_that_went_past_the_services_are_found_by_the_sweep(alice: User) ->
 
 def test_the_server_forgets_what_another_process_asks_for(alice: User) -> None:
     root = llm.kv_root()
+    data = root.parent
     with engine(), kv_keeper.running():
         reply = talk(alice, LONG, preset=preset().id)
         deadline = time.monotonic() + 30
-        while not kv_requests.ask(root, [str(reply.conversation_id)]):
+        while not kv_requests.ask(data, [str(reply.conversation_id)]):
             assert time.monotonic() < deadline
             time.sleep(0.01)
-        assert kv_requests.wait(root, 30)
+        assert kv_requests.wait(data, 30)
         assert mentions(root, reply.conversation_id) == []
         assert numbers(talk(alice, "Go on.", after=reply)).num_reused == 0
-        assert kv_requests.ask(root, [kv_requests.EVERYTHING])
-        assert kv_requests.wait(root, 30)
+        assert kv_requests.ask(data, [kv_requests.EVERYTHING])
+        assert kv_requests.wait(data, 30)
         assert kv_world.stats().num_blocks_cached == 0
-    assert not kv_requests.ask(root, ["nobody"])
+    assert not kv_requests.ask(data, ["nobody"])
+
+
+def test_the_server_is_asked_even_when_the_files_have_been_removed(alice: User) -> None:
+    """They may go at any time; what is in memory is there all the same."""
+    root = llm.kv_root()
+    with engine(), kv_keeper.running():
+        reply = talk(alice, LONG, preset=preset().id)
+        deadline = time.monotonic() + 30
+        while not kv_requests.ask(root.parent, [str(uuid.uuid4())]):
+            assert time.monotonic() < deadline
+            time.sleep(0.01)
+        assert kv_requests.wait(root.parent, 30)
+        shutil.rmtree(root)
+        assert kv_requests.ask(root.parent, [str(reply.conversation_id)])
+        assert kv_requests.wait(root.parent, 30)
+        assert numbers(talk(alice, "Go on.", after=reply)).num_reused == 0
 
 
 def test_a_request_that_fails_is_asked_for_again(tmp_path: Path) -> None:

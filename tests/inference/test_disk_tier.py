@@ -281,6 +281,29 @@ def test_what_an_interrupted_write_has_left_is_removed(tmp_path: Path) -> None:
         assert {path.name for path in inside(tmp_path).iterdir()} == {"lock"}
 
 
+def test_what_is_in_the_way_costs_nothing_else(tmp_path: Path) -> None:
+    blocks = chain(6)
+    path = write_one(tmp_path, blocks)
+    for suffix in (".tmp", SUFFIX):
+        (path.parent / f"a{suffix}").mkdir()
+    (path.parent / f"b{SUFFIX}").symlink_to(tmp_path / "elsewhere")
+    with open_tier(tmp_path) as tier:
+        assert read_back(tier, blocks) == wanted(blocks)
+        assert tier.failures == {"format": 1, "unreadable": 1}
+
+
+def test_a_file_in_whose_place_something_else_appears_is_unreadable(tmp_path: Path) -> None:
+    blocks = chain(6)
+    path = write_one(tmp_path, blocks)
+    with open_tier(tmp_path) as tier:
+        path.rename(tmp_path / "elsewhere")
+        path.symlink_to(tmp_path / "elsewhere")
+        assert read_back(tier, blocks) == []
+        assert tier.failures == {"unreadable": 1}
+        assert not path.is_symlink()
+    assert (tmp_path / "elsewhere").is_file()
+
+
 def test_another_models_files_go_first_unless_it_runs(tmp_path: Path) -> None:
     size = write_one(tmp_path, chain(P)).stat().st_size
     another = KVIdentity.of(**{**FACTS, "model": "another"}, **SIZES)

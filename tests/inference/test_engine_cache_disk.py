@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import random
+import shutil
 import subprocess
 import sys
 from pathlib import Path
@@ -192,6 +193,45 @@ def test_folder_that_becomes_free_is_used_from_then_on(tmp_path):
     assert second.idle() is None
     second.close(PATIENCE_S)
     assert ask_anew(tmp_path, HELLO + "!")[0].num_reused_disk == 30
+
+
+def idle_until_saved(engine) -> None:
+    while engine.idle() == 0.0:
+        pass
+    engine.cache.flush(PATIENCE_S)
+    engine.idle()  # takes the numbers
+
+
+@pytest.mark.parametrize("what", ["all", "the model's"])
+def test_folder_that_is_removed_while_in_use_is_begun_anew(tmp_path, what):
+    root = tmp_path / "kv"
+    engine = engine_on(root)
+    ask(engine, HELLO)
+    idle_until_saved(engine)
+    num_files = len(files_of(root))
+    assert num_files
+    shutil.rmtree(root if what == "all" else files_of(root)[0].parent)
+    ask(engine, HELLO + "!")
+    idle_until_saved(engine)
+    disk = engine.stats().cache.disk
+    assert (disk.num_files, disk.failed_restores) == (len(files_of(root)), {"missing": num_files})
+    engine.close(PATIENCE_S)
+    stats, _ = ask_anew(root, HELLO + "!?")
+    assert stats.num_reused_disk == len(HELLO) + 1
+
+
+def test_folder_that_another_process_takes_meanwhile_is_left_to_it(tmp_path):
+    engine = engine_on(tmp_path)
+    ask(engine, HELLO)
+    idle_until_saved(engine)
+    shutil.rmtree(files_of(tmp_path)[0].parent)
+    second = engine_on(tmp_path)
+    assert second.stats().cache.disk is not None
+    engine.idle()
+    assert "in use by another process" in engine.stats().cache.disk_problem
+    assert engine.stats().cache.disk is None
+    ask(engine, HELLO + "!")
+    second.close()
 
 
 def test_folder_that_cannot_be_made_is_a_problem_and_no_more(tmp_path):

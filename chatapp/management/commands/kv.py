@@ -11,7 +11,7 @@ from uuid import UUID
 
 from django.core.management.base import BaseCommand, CommandError
 
-from chatapp import kv_requests, llm
+from chatapp import llm
 from chatapp.errors import StorageUnavailable
 from chatapp.kv_survey import survey
 from chatapp.logs import escaped
@@ -134,7 +134,7 @@ class Command(BaseCommand):
         self.stdout.write(f"Removed {num_removed} files of {what}.")
         if not is_server_asked:
             self.stdout.write("No server runs on this data folder: nothing is left in memory.")
-        elif kv_requests.wait(llm.kv_root(), ANSWER_S):
+        elif llm.wait_for_server(ANSWER_S):
             self.stdout.write("The running server has forgotten it, too.")
         else:
             raise CommandError(
