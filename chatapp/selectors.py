@@ -14,8 +14,7 @@ from uuid import UUID
 
 from django.contrib.auth.hashers import UNUSABLE_PASSWORD_PREFIX
 from django.db import connection
-from django.db.models import Count, Expression, OuterRef, Q, QuerySet, Subquery
-from django.db.models.functions import Length
+from django.db.models import Count, Expression, Q, QuerySet
 from django.utils.translation import gettext as _
 
 from chatapp.errors import Invalid, NotFound
@@ -43,9 +42,7 @@ _TRANSCRIPT_COLUMNS = (
 _MAX_IDS = 500  # in one query
 _EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
 _WHOLE_PATH = 1 << 31
-_MAX_SENT = 1000  # of 100 bytes each
 _NUM_SUMMARIES = 8  # read at once; mostly the first two are needed
-_ADMITTED = Generation.objects.filter(num_prompt_tokens__gt=0).order_by()  # the engine took the request
 _WITH_CONTEXT = f"LEFT JOIN {TurnContext._meta.db_table} c ON c.message_id = m.id"
 # The owner whom a terminal made before the first visit: no password yet, and nobody has ever been logged in.
 UNCLAIMED_OWNER = Q(is_owner=True, password__startswith=UNUSABLE_PASSWORD_PREFIX, last_login__isnull=True)
@@ -101,37 +98,6 @@ class HistoryMessage(NamedTuple):
     def ids(self) -> tuple[int, ...] | None:
         """As Message.ids."""
         return None if self.token_ids is None else unpack_ids(self.token_ids)
-
-
-class SentBefore(NamedTuple):
-    """What a generation that was admitted has sent (turn.sent), and for which message.
-
-    question_id: of its parent; before_id: of the parent's, the reply before.
-    """
-
-    message_id: UUID
-    question_id: UUID
-    before_id: UUID | None
-    position: int  # of the message
-    model_name: str
-    window_start: UUID | None
-    summary_id: UUID | None
-    sent: bytes
-    created_at: datetime
-
-
-class Newest(NamedTuple):
-    """What a branch ends with now: when any of it changes, its next prompt may begin otherwise.
-
-    id, position, status, num_chars: of its last message; generation: of that, and summary: of the conversation, newest.
-    """
-
-    id: UUID
-    position: int
-    status: str
-    num_chars: int
-    generation: UUID | None
-    summary: UUID | None
 
 
 class SummaryText(NamedTuple):
@@ -278,47 +244,6 @@ def generation_before(question: Message, reply: Message) -> Generation | None:
     """What this turn goes on from: the newest generation of the reply so far, or of the one before the question."""
     earlier = reply.id if reply.text else question.parent_id
     return generations_of([earlier]).get(earlier) if earlier else None
-
-
-@translated()
-def newest(conversation: Conversation) -> Newest | None:
-    """What its branch on screen ends with; None before it has begun. One small query: asked at every keystroke."""
-    if conversation.active_leaf_id is None:
-        return None
-    generations = Generation.objects.filter(message=OuterRef("pk")).order_by("-created_at").values("id")
-    summaries = Summary.objects.filter(conversation=conversation).order_by("-created_at").values("id")
-    rows = Message.objects.filter(id=conversation.active_leaf_id)
-    columns = ("id", "position", "status", Length("text"), Subquery(generations[:1]), Subquery(summaries[:1]))
-    return Newest(*rows.values_list(*columns).get())
-
-
-@translated()
-def sent_near(question: Message) -> list[SentBefore]:
-    """What was sent for the reply before a question, and for all replies to it and to its other versions. One query."""
-    if question.parent_id is None:
-        return _sent(_ADMITTED.filter(message__conversation_id=question.conversation_id, message__position=1))
-    # Not one filter with OR: PostgreSQL reads the whole table for that.
-    replies, before = _ADMITTED.filter(message__parent__parent_id=question.parent_id), Q(message_id=question.parent_id)
-    return _sent(replies, _ADMITTED.filter(before))
-
-
-@translated()
-def sent_above(question: Message) -> list[SentBefore]:
-    """What was sent in the whole conversation as deep as a question, the deepest first. One query."""
-    rows = _ADMITTED.filter(
-        message__conversation_id=question.conversation_id, message__position__lte=question.position + 1
-    )
-    return _sent(rows.order_by("-message__position")[:_MAX_SENT])
-
-
-def _sent(*parts: QuerySet[Generation]) -> list[SentBefore]:
-    columns = (
-        *("message_id", "message__parent_id", "message__parent__parent_id", "message__position"),
-        *("model_name", "window_start", "summary_id", "sent", "created_at"),
-    )
-    first, *others = (part.values_list(*columns) for part in parts)
-    found = (SentBefore(*row) for row in (first.union(*others, all=True) if others else first))
-    return [row._replace(sent=bytes(row.sent or b"")) for row in found]  # NULL, or a memoryview
 
 
 @translated()

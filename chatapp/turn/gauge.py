@@ -16,14 +16,15 @@ from threading import Lock
 from typing import Any
 from uuid import UUID
 
-from chatapp import llm, search, selectors
+from chatapp import llm, search, selectors, turn_rows
 from chatapp.errors import WindowFull
 from chatapp.models import Conversation, Message, MessageStatus, Role
 from chatapp.search import Hit
-from chatapp.selectors import HistoryMessage, Newest
+from chatapp.selectors import HistoryMessage
 from chatapp.turn.parts import parts_of
 from chatapp.turn.past import Past, Read, Window, model_of, past_of, rules_of
 from chatapp.turn.prompt import Plan, plan_turn
+from chatapp.turn_rows import Newest
 
 MAX_KEPT = 32  # conversations that are being written in; more of them are read again
 _PLACEHOLDER = "?"  # some templates render nothing that does not end with a question
@@ -81,7 +82,7 @@ class Gauge:
         Blocking; one query when nothing but the draft has changed, and those of recall. Raises EngineUnavailable,
         Invalid.
         """
-        newest = selectors.newest(conversation)
+        newest = turn_rows.newest(conversation)
         known = self._read(conversation, newest)
         try:
             plan = _plan(newest, known.past, text) if text else known.base

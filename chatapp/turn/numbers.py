@@ -5,14 +5,14 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import asdict, replace
 
-from chatapp import llm, selectors, wire
+from chatapp import llm, turn_rows, wire
 from chatapp.models import Generation, Message
-from chatapp.selectors import SentBefore
 from chatapp.services import turns
 from chatapp.turn.causes import Earlier, Explanation, Relation, explain
 from chatapp.turn.prompt import Plan
 from chatapp.turn.sent import NOWHERE, Sent, common_lengths, identities_of, is_readable
 from chatapp.turn.stream import Reply
+from chatapp.turn_rows import SentBefore
 
 
 def compared(plan: Plan, question: Message) -> Plan:
@@ -21,14 +21,14 @@ def compared(plan: Plan, question: Message) -> Plan:
     Mostly one query of a few rows: what this model was sent for the reply before is what the prompt begins with. Where
     it does not, what was sent further up tells how far it goes.
     """
-    rows = selectors.sent_near(question)
+    rows = turn_rows.sent_near(question)
     earlier = _beside(plan, rows, question)
     is_known = any(
         row.model_name == plan.model and each.num_common >= plan.outline.history_end and each.has_read_all
         for row, each in zip(rows, earlier, strict=True)
     )
     if not is_known and question.parent_id is not None:
-        earlier += _beside(plan, _telling(plan, selectors.sent_above(question)), question)
+        earlier += _beside(plan, _telling(plan, turn_rows.sent_above(question)), question)
     return replace(plan, earlier=tuple(earlier))
 
 

@@ -16,9 +16,10 @@ from hypothesis import strategies as st
 
 from chatapp import llm
 from chatapp.models import Generation, PrefixBreak, User
-from chatapp.selectors import HistoryMessage, sent_above, sent_near
+from chatapp.selectors import HistoryMessage
 from chatapp.turn.causes import Earlier, Explanation, Relation, explain
 from chatapp.turn.sent import Outline, Sent, common_lengths, extended, is_readable, prefix_digests
+from chatapp.turn_rows import sent_above, sent_near
 from tests.chatapp.rows import long_conversation, turn
 
 NOW = datetime.datetime(2026, 3, 7, tzinfo=datetime.UTC)
