@@ -71,7 +71,7 @@ def _facts(status: llm.EngineStatus) -> list[tuple[str, str]]:
         num_cached = stats.num_blocks_cached * stats.block_size
         facts += [
             (_("Remembered now"), _("%(n)s tokens") % {"n": _whole(num_cached)}),
-            (_("Replies running, waiting"), f"{stats.num_running}, {stats.num_waiting}"),
+            (_("Requests running, waiting"), f"{stats.num_running}, {stats.num_waiting}"),
         ]
     return facts
 

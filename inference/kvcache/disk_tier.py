@@ -26,7 +26,7 @@ import numpy as np
 from inference.kvcache import kv_folder
 from inference.kvcache.cached_blocks import Place, num_common
 from inference.kvcache.kv_folder import OPEN_FLAGS, SUFFIX, UNFINISHED_SUFFIX
-from inference.kvcache.segment import BadSegment, KVIdentity, SavedBlock, Segment, make_segment, read_rows
+from inference.kvcache.segment import BadSegment, BlockRecord, KVIdentity, SavedBlock, Segment, make_segment, read_rows
 from inference.kvcache.segment_index import SegmentFile, SegmentIndex, StoredBlock
 from inference.types import I32
 
@@ -68,6 +68,7 @@ class DiskTier:
         self._index = SegmentIndex()
         self._num_unfinished_bytes = 0
         self._refused: OrderedDict[bytes, None] = OrderedDict()  # what hangs on these could not be read back
+        self._useless: list[BlockRecord] = []  # of files that could not be read back; see take_useless()
         self._touched: dict[SegmentFile, None] = {}  # their time of use is not yet written down
         self._buffers = threading.local()
         try:
@@ -124,6 +125,7 @@ class DiskTier:
                     fds[file] = os.open(file.path, os.O_RDONLY | OPEN_FLAGS)
                 self._touch(reversed(files))
         except OSError as error:
+            self._useless += files[len(fds)].segment.records
             self._fail(files[len(fds)], "missing" if isinstance(error, FileNotFoundError) else "unreadable")
             blocks = [stored for stored in blocks if stored.file in fds]
         try:
@@ -133,9 +135,15 @@ class DiskTier:
                 os.close(fd)
         for n, problem in enumerate(problems):
             if problem:
+                self._useless += blocks[n].file.segment.records
                 self._fail(blocks[n].file, problem)
                 return n
         return len(blocks)
+
+    def take_useless(self) -> list[BlockRecord]:
+        """The blocks of files that read() has found to be of no use since the last call."""
+        useless, self._useless = self._useless, []
+        return useless
 
     def is_gone(self) -> bool:
         """Whether somebody has removed the folder: nothing can be written any more, and another process may take it."""

@@ -333,8 +333,10 @@ class PrefixCache:
             place = self._chain.place(table, end, token_ids)
             num_rows = self._saver.restore_rows(place, tail, table.block_ids[end:], num_better_than)
             num_disk = num_blocks * P + num_rows
-            if num_disk:
-                num_ram = num_hits * P
+            num_ram = num_hits * P if num_disk else num_ram
+            for record in self._saver.disk.take_useless():
+                if not record.key or self.blocks.find(record.key) is None:
+                    self._gone.add(record.place.link, record.token_ids, MissCause.RESTORE_FAILED)
         is_whole = num_ram + num_disk == len(token_ids)
         cause = self._cause(table, token_ids, num_ram + num_disk, match.num_usable)
         return Reuse(num_ram, num_disk, match.logits if is_whole else None, cause)
@@ -345,8 +347,6 @@ class PrefixCache:
             return MissCause.NONE
         if not self.is_enabled:
             return MissCause.DISABLED
-        if self._saver is not None and self._saver.has_just_failed:
-            return MissCause.RESTORE_FAILED
         i = num_reused // self.block_size
         rows = self._chain.rows(token_ids[:num_usable], i)
         return self._gone.cause(self._chain.place(table, i, token_ids).link, rows, num_reused % self.block_size)

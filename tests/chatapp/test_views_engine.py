@@ -26,7 +26,7 @@ def test_a_ready_model_is_named_as_its_file_with_its_numbers(settings: Any) -> N
         "Window": "2,048 tokens",
         "Kernels": "numpy",
         "Remembered now": "1,200 tokens",
-        "Replies running, waiting": "1, 2",
+        "Requests running, waiting": "1, 2",
     }
 
 

@@ -275,6 +275,22 @@ def test_failed_restore_is_named_as_the_cause(tmp_path):
     assert not path.exists()
 
 
+def test_failed_restore_is_the_cause_for_whoever_computes_it_anew(tmp_path):
+    """Who finds the damage is often only preparing, and gives way before it has mended it."""
+    served(tmp_path, make_request("a", HELLO, max_tokens=1))
+    engine = engine_on(tmp_path)
+    path = max(files_of(tmp_path), key=lambda path: path.stat().st_size)
+    path.write_bytes(path.read_bytes()[:-1])
+    engine.add_request(make_request("ahead", HELLO, is_prefill_only=True))
+    engine.schedule_step()
+    engine.cancel("ahead")
+    while engine.has_work:
+        engine.step()
+    assert engine.stats().cache.disk.failed_restores == {"truncated": 1}
+    assert ask(engine, HELLO + "!")[0].miss_cause == MissCause.RESTORE_FAILED
+    assert ask(engine, HELLO + "!?")[0].miss_cause == MissCause.NONE
+
+
 def test_kv_of_unusable_logits_goes_from_the_disk_as_well(tmp_path):
     served(tmp_path, make_request("a", HELLO))
     model = MarkerModel()
