@@ -25,7 +25,7 @@ def message_url(message_id: UUID) -> str:
 
 
 def message_link(message_id: UUID, position: int) -> str:
-    return format_html('<a href="{}">{}</a>', message_url(message_id), place_of(position))
+    return format_html('<a href="{}" class="text-link">{}</a>', message_url(message_id), place_of(position))
 
 
 def message_links(message_ids: Iterable[str]) -> str:

@@ -35,7 +35,9 @@ def window_start(generation: Generation | None) -> str:
 def summary_link(summary: Summary | None) -> str:
     if summary is None:
         return NOTHING
-    return format_html('<a href="{}">{}</a>', reverse("admin:chatapp_summary_change", args=[summary.pk]), summary)
+    return format_html(
+        '<a href="{}" class="text-link">{}</a>', reverse("admin:chatapp_summary_change", args=[summary.pk]), summary
+    )
 
 
 def recalled_links(question: Message | None) -> str:
@@ -157,7 +159,7 @@ class TurnContextAdmin(ReadOnly, BigTableAdmin):
     def conversation_link(self, context: TurnContext) -> str:
         conversation = context.message.conversation
         url = reverse("admin:chatapp_conversation_change", args=[conversation.pk])
-        return format_html('<a href="{}">{}</a>', url, conversation)
+        return format_html('<a href="{}" class="text-link">{}</a>', url, conversation)
 
     @admin.display(description=_("message"))
     def question(self, context: TurnContext) -> str:

@@ -124,11 +124,11 @@ def test_generations_are_listed_by_cause_with_a_link_to_the_message(staff: Clien
     rows = broken_turn(owner)
     link = _change(rows.user_message.parent.parent)
     page = staff.get(_list(Generation) + "?prefix_break=edited").content.decode()
-    assert f'<a href="{link}">question 3</a>' in page
+    assert f'<a href="{link}" class="text-link">question 3</a>' in page
     assert page.count("question 3") == 1
     assert staff.get(_list(Generation) + "?prefix_break=evicted").content.decode().count("question 3") == 0
     page = staff.get(_change(rows.assistant_message.generations.get())).content.decode()
-    assert f'<a href="{link}">question 3</a>' in page
+    assert f'<a href="{link}" class="text-link">question 3</a>' in page
 
 
 def test_an_attempt_that_never_ran_shows_no_numbers(staff: Client, owner: User) -> None:

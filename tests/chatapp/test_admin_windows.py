@@ -20,7 +20,7 @@ def _change(row: Any) -> str:
 
 
 def _link(row: Any, text: str) -> str:
-    return f'<a href="{_change(row)}">{text}</a>'
+    return f'<a href="{_change(row)}" class="text-link">{text}</a>'
 
 
 def windowed(owner: User, num_messages: int = 40, num_summaries: int = 2) -> tuple[Conversation, list[Message]]:
