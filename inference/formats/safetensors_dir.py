@@ -47,7 +47,7 @@ class SafetensorsDir(ModelFile):
             eos_token_ids=self.config.eos_token_ids,
         )
         self._shapes = expected_shapes(self.config)
-        self._shards, self._tensors = _read_shards(path)
+        self._shards, self._tensors = read_shards(path)
         self._block_size = read_block_size(path / "config.json", raw)
         self._check_tensors()
 
@@ -139,7 +139,7 @@ def _chat_template(path: Path, tokenizer: dict[str, Any]) -> str | None:
     return found or None
 
 
-def _read_shards(path: Path) -> tuple[dict[Path, FileBytes], dict[str, tuple[Path, StoredTensor]]]:
+def read_shards(path: Path) -> tuple[dict[Path, FileBytes], dict[str, tuple[Path, StoredTensor]]]:
     """Open every shard and check its header; tensor name -> the file that holds it."""
     index = path / INDEX_NAME
     weight_map: dict[str, str] = {}
