@@ -332,6 +332,9 @@ class PrefixCache:
             num_better_than = 0 if num_blocks else num_ram - num_hits * P
             place = self._chain.place(table, end, token_ids)
             num_rows = self._saver.restore_rows(place, tail, table.block_ids[end:], num_better_than)
+            if self._saver.has_just_failed:  # a file has been removed, and memory may hold what was in it
+                for block_id in table.block_ids[:end]:
+                    self._saver.note(block_id)
             num_disk = num_blocks * P + num_rows
             num_ram = num_hits * P if num_disk else num_ram
             for record in self._saver.disk.take_useless():

@@ -59,7 +59,7 @@ class Socket:
 
         Raises ConnectionResetError("closed with ...") when the socket ends.
         """
-        async with asyncio.timeout(PATIENCE_S):
+        async with asyncio.timeout(PATIENCE_S) as patience:
             while True:
                 opcode, payload = await self._read()
                 if opcode == PING:
@@ -67,6 +67,8 @@ class Socket:
                 elif opcode == CLOSE:
                     raise ConnectionResetError(f"closed with {struct.unpack('>H', payload[:2])[0]}")
                 elif opcode == TEXT:
+                    # Where a turn gets on, however slowly, there is something to wait for.
+                    patience.reschedule(asyncio.get_running_loop().time() + PATIENCE_S)
                     frame: dict[str, Any] = json.loads(payload)
                     if "seq" in frame:
                         await self.send({"type": "ack", "message": frame["message"], "seq": frame["seq"]})

@@ -275,6 +275,18 @@ def test_failed_restore_is_named_as_the_cause(tmp_path):
     assert not path.exists()
 
 
+def test_what_a_damaged_file_held_is_on_disk_again_afterwards(tmp_path):
+    """Also what was read from it before the damage was met: it is in memory only once the file is gone."""
+    served(tmp_path, make_request("a", HELLO[:28], max_tokens=1))
+    engine = engine_on(tmp_path)
+    (path,) = files_of(tmp_path)
+    path.write_bytes(path.read_bytes()[:-1])
+    assert ask(engine, HELLO[:28])[0].num_reused_disk == 24
+    engine.close(PATIENCE_S)
+    stats, _ = ask_anew(tmp_path, HELLO[:28])
+    assert (stats.num_reused_disk, stats.num_computed) == (27, 1)
+
+
 def test_failed_restore_is_the_cause_for_whoever_computes_it_anew(tmp_path):
     """Who finds the damage is often only preparing, and gives way before it has mended it."""
     served(tmp_path, make_request("a", HELLO, max_tokens=1))
