@@ -143,6 +143,19 @@ def check_model(app_configs: Sequence[AppConfig] | None, **kwargs: Any) -> list[
     ]
 
 
+def check_embeddings(app_configs: Sequence[AppConfig] | None, **kwargs: Any) -> list[CheckMessage]:
+    problem = llm.encoder_problem()
+    if not problem:
+        return []
+    return [
+        Error(
+            f"RECOLLECT_EMBEDDINGS is {settings.RECOLLECT_EMBEDDINGS!r}, and that cannot be used: {problem}.",
+            hint=llm.ENCODER_ADVICE,
+            id="recollect.E011",
+        )
+    ]
+
+
 def check_kv_files(app_configs: Sequence[AppConfig] | None, **kwargs: Any) -> list[CheckMessage]:
     """Cached KV on disk. Without it everything works, so there are no errors."""
     folder, budget = llm.kv_root(), settings.RECOLLECT_KV_DISK_BYTES
@@ -228,6 +241,7 @@ ALL: tuple[Check, ...] = (
     check_file_system,
     check_open_files,
     check_model,
+    check_embeddings,
     check_kv_files,
     check_combinations,
 )

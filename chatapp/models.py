@@ -365,6 +365,33 @@ class SearchEntry(models.Model):
         return str(self.message_id)
 
 
+class MessageVector(models.Model):
+    """What a message means, as an encoder says (llm.sentences): made beside the turns, made again when it is lost.
+
+    encoder: the fingerprint of who made it. vector: float16, little-endian.
+    """
+
+    message = models.ForeignKey(
+        Message,
+        models.CASCADE,
+        related_name="vectors",
+        verbose_name=_("message"),
+        db_index=False,  # message_vector_unique begins with it
+    )
+    encoder = models.CharField(_("encoder"), max_length=32)
+    vector = models.BinaryField(_("vector"))
+
+    class Meta:
+        verbose_name = _("vector of a message")
+        verbose_name_plural = _("vectors of messages")
+        constraints: ClassVar = [
+            models.UniqueConstraint(fields=["message", "encoder"], name="message_vector_unique"),
+        ]
+
+    def __str__(self) -> str:
+        return str(self.message_id)
+
+
 class PrefixBreak(models.TextChoices):
     """Why no more of a prompt was reused (turn.causes): it begins otherwise than what earlier turns had sent, or the
     engine no longer had what they left."""

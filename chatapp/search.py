@@ -1,4 +1,4 @@
-"""Finding messages by their words, the same way on SQLite and on PostgreSQL.
+"""Finding messages by their words, the same way on SQLite and on PostgreSQL; for recall by their meaning, too.
 
 An entry holds the keys of a message: its words, one that names its owner and one that names its conversation, so that
 what is not asked for is never looked at. A key is ASCII, whatever the word: no database has to know its script. Its
@@ -18,17 +18,21 @@ from django.db.models import F, Window
 from django.db.models.expressions import RawSQL
 from django.db.models.functions import RowNumber
 
+from chatapp import vectors
 from chatapp.models import Conversation, Message, SearchEntry, User
 from chatapp.selectors import path_ids
 from chatapp.snippets import Part, snippet_of
 from chatapp.storage import translated
+from chatapp.vectors import Place
 from chatapp.words import Term, index_words, query_terms, telling_words
 
 TABLE = SearchEntry._meta.db_table
 FTS_TABLE = f"{TABLE}_fts"
 TSVECTOR = "array_to_tsvector(string_to_array(e.keys, ' '))"  # no parser, no language: keys are words already
 MAX_OF_WORD = 200  # messages of a conversation; what more of them have tells nothing about one
+MIN_SHARE = 0.4  # of the best hit's score; what has less is a coincidence
 _MAX_RELATED = 400  # messages that are looked at
+_RANK_OFFSET = 60  # of reciprocal rank fusion, as its authors chose it
 _MAX_TERMS = 32  # of a query
 
 
@@ -80,7 +84,8 @@ def snippets(user: User, query: str, conversation_ids: Collection[UUID]) -> dict
 
 @dataclass(frozen=True, slots=True)
 class Hit:
-    """A message that shares words with what was asked. score: the more they tell, the higher."""
+    """A message that is about what was asked, by its words or its meaning. score: the more so, the higher; comparable
+    among the hits of one question only."""
 
     message_id: UUID
     position: int
@@ -93,21 +98,16 @@ class Hit:
 def related(conversation: Conversation, question: Message, before: int, limit: int = 8) -> list[Hit]:
     """Messages above a question, at positions below `before`, that are about what it is about; the best ones first.
 
-    A word counts the more the fewer of these messages have it, and not at all when more than a fifth has it, or
-    MAX_OF_WORD of the conversation: then it belongs to that and tells nothing about one message. So the cost depends
-    on the question and not on how long the conversation is. Three queries, more only where there are branches.
+    By words, and by meaning where there is an encoder (vectors.nearest, a query more). Three queries, more only where
+    there are branches; the cost depends on the question and not on how long the conversation is.
     """
-    found = _found(conversation, telling_words(question.text), before)
-    scores: dict[tuple[int, UUID], float] = {}
-    for messages in found:
-        if len(messages) > max(4, before // 5):
-            continue
-        weight = log(1 + (before - len(messages) + 0.5) / (len(messages) + 0.5))
-        for message in messages:
-            scores[message] = scores.get(message, 0.0) + weight
-    best = sorted(scores, key=lambda message: (-scores[message], -message[0]))
-    on_path = path_ids(question, {message_id: position for position, message_id in best})
-    best = [message for message in best if message[1] in on_path][:limit]
+    by_word = _by_word(conversation, question, before)
+    by_meaning = vectors.nearest(question, before)
+    places = [*by_word, *by_meaning]
+    on_path = path_ids(question, {message_id: position for position, message_id in places})
+    by_word = {place: score for place, score in by_word.items() if place[1] in on_path}
+    scores = _fused(by_word, [place for place in by_meaning if place[1] in on_path], limit)
+    best = sorted(scores, key=lambda place: (-scores[place], -place[0]))[:limit]
     rows = Message.objects.in_bulk([message_id for _, message_id in best])
     return [
         Hit(message_id, position, rows[message_id].role, rows[message_id].answer, scores[position, message_id])
@@ -115,7 +115,42 @@ def related(conversation: Conversation, question: Message, before: int, limit: i
     ]
 
 
-def _found(conversation: Conversation, words: Sequence[str], before: int) -> list[list[tuple[int, UUID]]]:
+def _fused(by_word: dict[Place, float], by_meaning: Sequence[Place], limit: int) -> dict[Place, float]:
+    """One score for both, from the places in two rankings: a sum over words and a cosine have no common scale.
+
+    Reciprocal rank fusion (Cormack, Clarke and Buettcher, SIGIR 2009). Ranks forget how good a hit is, so what either
+    way takes for a coincidence is left out before. Nothing of meaning: the words' own scores, as without an encoder.
+    """
+    if not by_meaning:
+        return by_word
+    best = max(by_word.values(), default=0.0)
+    telling = [place for place, score in by_word.items() if score >= MIN_SHARE * best]
+    telling.sort(key=lambda place: (-by_word[place], -place[0]))
+    scores: dict[Place, float] = {}
+    for ranking in (telling, by_meaning):
+        for rank, place in enumerate(ranking[:limit], 1):
+            scores[place] = scores.get(place, 0.0) + 1 / (_RANK_OFFSET + rank)
+    return scores
+
+
+def _by_word(conversation: Conversation, question: Message, before: int) -> dict[Place, float]:
+    """Messages at positions below `before` that share words with a question, and how much that tells.
+
+    A word counts the more the fewer of these messages have it, and not at all when more than a fifth has it, or
+    MAX_OF_WORD of the conversation: then it belongs to that and tells nothing about one message. Two queries.
+    """
+    found = _found(conversation, telling_words(question.text), before)
+    scores: dict[Place, float] = {}
+    for messages in found:
+        if len(messages) > max(4, before // 5):
+            continue
+        weight = log(1 + (before - len(messages) + 0.5) / (len(messages) + 0.5))
+        for message in messages:
+            scores[message] = scores.get(message, 0.0) + weight
+    return scores
+
+
+def _found(conversation: Conversation, words: Sequence[str], before: int) -> list[list[Place]]:
     """For each word that tells something the messages above `before` that have it, as (position, id); the rarest word
     first, and no more words once there are _MAX_RELATED messages. Two queries."""
     entries = sorted(_entries_with(conversation, words), key=len)

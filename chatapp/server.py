@@ -28,6 +28,7 @@ from twisted.protocols.policies import ProtocolWrapper, WrappingFactory
 
 from chatapp import llm, wire
 from chatapp.turn import run
+from chatapp.turn.encoding import encoding
 from chatapp.turn.live import live
 
 __all__ = ["CannotListenError", "ChatServer", "raise_open_files"]
@@ -42,6 +43,7 @@ MAX_CONNECTIONS_PER_ADDRESS = 256
 END_S = 9.6  # of the ten seconds after which supervisors kill
 DRAIN_GRACE_S = 7.0  # of these, for replies
 CLOSE_GRACE_S = 0.8
+ENCODE_AFTER_S = 20.0  # after the start: the model and whoever has waited for it come first
 SAVE_S = 1.0  # at least, for cached KV; what the above have left otherwise
 
 _TOO_LARGE = (
@@ -178,6 +180,7 @@ class ChatServer(Server):  # type: ignore[misc]
             twisted_loop.add_signal_handler(number, self._on_signal)
         reactor.callLater(1, self.application_checker)
         reactor.callLater(2, self.timeout_checker)
+        reactor.callLater(ENCODE_AFTER_S, encoding.wake)
         reactor.addSystemEventTrigger("before", "shutdown", self.kill_all_applications)
         on_listening(port.getHost().port)
         reactor.run(installSignalHandlers=False)

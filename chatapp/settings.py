@@ -70,6 +70,7 @@ if RECOLLECT_WINDOW_TARGET >= RECOLLECT_WINDOW_TRIGGER:
 RECOLLECT_RECENT_TOKENS = env.integer("RECOLLECT_RECENT_TOKENS", 2048, low=64, high=1 << 26)
 RECOLLECT_SUMMARY_TOKENS = env.integer("RECOLLECT_SUMMARY_TOKENS", 256, low=32, high=1 << 20)
 RECOLLECT_RECALL_TOKENS = env.integer("RECOLLECT_RECALL_TOKENS", 512, low=0, high=1 << 26)
+RECOLLECT_EMBEDDINGS = env.text("RECOLLECT_EMBEDDINGS")  # a folder, or "minilm"; "": off. checks.py looks into it
 
 # --- where it listens, and who may come -------------------------------------------------------------------------------
 

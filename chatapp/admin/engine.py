@@ -65,6 +65,7 @@ def engine_page(request: HttpRequest) -> HttpResponse:
             "shown": shown,
             "rows": _rows(shown),
             "memory": _memory(),
+            "encoder": llm.encoder_status(),
             "cards": cards(status.stats) if status.stats else [],
             "num_recent": llm.NUM_RECENT,
         },

@@ -65,6 +65,17 @@ from chatapp.llm.requests import (
     prepare,
     protect,
 )
+from chatapp.llm.sentences import (
+    ENCODER_ADVICE,
+    MAX_QUESTION_TOKENS,
+    EncoderStatus,
+    encoder_fingerprint,
+    encoder_problem,
+    encoder_status,
+    has_encoder,
+    likeness,
+    vectors_of,
+)
 from chatapp.places import Ticket
 from inference.engine.stats import NUM_RECENT
 from inference.formats.inspect import model_files, model_name, problem_of_config, problem_of_gguf
@@ -94,14 +105,17 @@ from inference.types import (
 )
 
 __all__ = [
+    "ENCODER_ADVICE",
     "EVICTED_AGE_LIMITS_S",
     "FETCH_COMMAND",
+    "MAX_QUESTION_TOKENS",
     "NUM_RECENT",
     "THINKING_PAIRS",
     "Aside",
     "CacheStats",
     "ChatMessage",
     "DiskStats",
+    "EncoderStatus",
     "EngineState",
     "EngineStats",
     "EngineStatus",
@@ -138,13 +152,18 @@ __all__ = [
     "default_model",
     "drain",
     "encode",
+    "encoder_fingerprint",
+    "encoder_problem",
+    "encoder_status",
     "extended",
     "generate",
+    "has_encoder",
     "inspect_model",
     "kv_files",
     "kv_folders",
     "kv_identity",
     "kv_root",
+    "likeness",
     "load",
     "load_if_free",
     "loaded_models",
@@ -173,6 +192,7 @@ __all__ = [
     "thinking_reader",
     "token_fingerprint",
     "unload",
+    "vectors_of",
     "wait_for_purges",
     "wait_for_server",
     "window",

@@ -24,6 +24,7 @@ from chatapp.models import (
     Generation,
     Message,
     MessageStatus,
+    MessageVector,
     Role,
     ThinkingInHistory,
     TitleSource,
@@ -288,6 +289,7 @@ def recover_interrupted(*, message_id: UUID | None = None) -> int:
     left_open = Message.objects.filter(status__in=OPEN_STATUSES)
     if message_id is not None:
         left_open = left_open.filter(id=message_id)
+    MessageVector.objects.filter(message__in=left_open).delete()  # of what a reply said before it was continued
     return left_open.update(status=MessageStatus.INTERRUPTED, finished_at=timezone.now())
 
 

@@ -1,8 +1,8 @@
 """What has left the window and is about what is asked now, as a quotation in front of the question. Pure.
 
-A small model calls no tools, so it is not asked whether it wants to know: what was said is found by its words and put
-where the model reads it. It stands in the new user turn, never in front of the history, so all KV is reused; and it is
-stored with the turn and replayed word for word, so it is reused from then on.
+A small model calls no tools, so it is not asked whether it wants to know: what was said is found by search.related and
+put where the model reads it. It stands in the new user turn, never in front of the history, so all KV is reused; and it
+is stored with the turn and replayed word for word, so it is reused from then on.
 """
 
 from __future__ import annotations
@@ -12,10 +12,9 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from uuid import UUID
 
-from chatapp.search import Hit
+from chatapp.search import MIN_SHARE, Hit
 
 MAX_PASSAGES = 4
-_MIN_SHARE = 0.4  # of the best one's score; what shares less is a coincidence
 _MAX_CHARS = 1200  # of one passage; of a longer one what stands around its telling words
 _CHINESE = re.compile("[\u4e00-\u9fff]")
 # Said to the model in the language of the question. Never as if the person had said it: quoted, with its speaker.
@@ -42,7 +41,7 @@ def quote(
     words: what was looked for. count: tokens of a text.
     """
     best = max((passage.score for passage in passages), default=0.0)
-    ranked = [p for p in sorted(passages, key=lambda p: -p.score) if p.score >= _MIN_SHARE * best][:MAX_PASSAGES]
+    ranked = [p for p in sorted(passages, key=lambda p: -p.score) if p.score >= MIN_SHARE * best][:MAX_PASSAGES]
     for num in range(len(ranked), 0, -1):
         chosen = sorted(ranked[:num], key=lambda passage: passage.position)
         text = _framed(question, chosen, words)

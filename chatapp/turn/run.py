@@ -22,6 +22,7 @@ from chatapp.markdown import render_blocks
 from chatapp.models import Message, MessageStatus, PrefixBreak, User
 from chatapp.services import turns
 from chatapp.turn import recall, side_work, summaries, titles
+from chatapp.turn.encoding import encoding
 from chatapp.turn.live import Live, LiveTurn
 from chatapp.turn.numbers import numbers_of, turn_stats
 from chatapp.turn.planning import planned
@@ -214,6 +215,7 @@ async def _run_turn(live: Live, turn: LiveTurn, plan: Plan, thinking_s: float, t
         preparation.turn_ended(turn, plan, reply)
         titles.start(turn.conversation_id, turn.user_id, plan, reply, ending.status)
         summaries.start(turn.conversation_id, turn.user_id, plan, reply, ending.status)
+        encoding.wake(turn.message_id)
     await hints.aconversation_changed(turn.user_id, turn.conversation_id)
 
 
@@ -321,6 +323,7 @@ async def drain(live: Live, *, grace_s: float = 8.0) -> None:
     """Let running turns end, interrupt and store the rest, close every socket. New ones must be refused already."""
     llm.drain()
     preparation.end()
+    encoding.end()
     side_work.cancel_all()
     live.broadcast(wire.ServerDraining())
     await _wait(grace_s)

@@ -35,6 +35,7 @@ class Command(BaseCommand):
         try:
             self._refuse_pending_migrations()
             self._refuse_stale_static_files()
+            self._refuse_unusable_encoder()
             with (
                 locks.only_server(settings.RECOLLECT_DATA),
                 locks.turns_allowed(settings.RECOLLECT_DATA) as num_recovered,
@@ -65,6 +66,12 @@ class Command(BaseCommand):
                 f"The static files are not those of this version: {len(stale)} are missing or old ({stale[0]}, ...). "
                 "Run `python manage.py collectstatic --no-input`."
             )
+
+    def _refuse_unusable_encoder(self) -> None:
+        """What the system check cannot see without reading all of it. Loaded now, no turn has to wait for it."""
+        status = llm.encoder_status()
+        if status is not None and status.problem:
+            raise CommandError(f"RECOLLECT_EMBEDDINGS cannot be used: {status.problem}. {llm.ENCODER_ADVICE}")
 
     def _serve(self, host: str, port: int) -> None:
         server = ChatServer(
