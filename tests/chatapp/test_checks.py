@@ -16,6 +16,7 @@ from django.db.migrations.recorder import MigrationRecorder
 from chatapp import checks
 from chatapp.management.commands.serve import Command as Serve
 from chatapp.static_storage import StaticStorage
+from tests.chatapp.word_encoder import write_encoder
 
 
 def _ids() -> list[str | None]:
@@ -50,6 +51,28 @@ def test_missing_model_names_the_command(settings: Any, tmp_path: Path) -> None:
     assert found.id == "recollect.W005"
     assert found.hint is not None
     assert "manage.py fetch_model" in found.hint
+
+
+def test_an_encoder_that_cannot_be_used_stops_the_start_with_the_way_out(settings: Any, tmp_path: Path) -> None:
+    settings.RECOLLECT_EMBEDDINGS = str(tmp_path / "gone")
+    (found,) = run_checks(tags=[checks.TAG])
+    assert (found.id, found.is_serious()) == ("recollect.E011", True)
+    assert "config.json" in found.msg
+    assert found.hint is not None
+    assert "Leave it empty" in found.hint
+    path = write_encoder(tmp_path / "words", ["cat"])
+    settings.RECOLLECT_EMBEDDINGS = str(path)
+    assert _ids() == []
+    Serve()._refuse_unusable_encoder()
+
+
+def test_serve_refuses_an_encoder_whose_damage_no_header_tells(settings: Any, tmp_path: Path) -> None:
+    path = write_encoder(tmp_path / "words", ["cat"])
+    (path / "tokenizer.json").write_text("{}")
+    settings.RECOLLECT_EMBEDDINGS = str(path)
+    assert _ids() == []
+    with pytest.raises(CommandError, match=r"tokenizer.json.*Leave it empty"):
+        Serve()._refuse_unusable_encoder()
 
 
 def test_few_open_files(monkeypatch: pytest.MonkeyPatch) -> None:
