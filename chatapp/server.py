@@ -43,7 +43,7 @@ MAX_CONNECTIONS_PER_ADDRESS = 256
 END_S = 9.6  # of the ten seconds after which supervisors kill
 DRAIN_GRACE_S = 7.0  # of these, for replies
 CLOSE_GRACE_S = 0.8
-ENCODE_AFTER_S = 20.0  # after the start: the model and whoever has waited for it come first
+ENCODE_AFTER_S = 4.0  # after the start: the model and whoever has waited for it come first
 SAVE_S = 1.0  # at least, for cached KV; what the above have left otherwise
 
 _TOO_LARGE = (

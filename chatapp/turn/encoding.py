@@ -62,6 +62,8 @@ class Encoding:
     async def _run(self) -> None:
         try:
             encoder = await executors.render(llm.encoder_fingerprint)
+            if not encoder:
+                self._changed.clear()
             while encoder and self._is_wanted:
                 self._is_wanted = False
                 await self._encode_changed(encoder)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import socket as sockets
 import subprocess
 from collections.abc import Callable
@@ -9,8 +10,10 @@ from pathlib import Path
 
 import pytest
 
+from tests.chatapp.word_encoder import write_encoder
 from tests.faults.browser import Socket, send_frame
 from tests.faults.conftest import ServerProcess
+from tests.patience import PATIENCE_S
 
 Manage = Callable[..., "subprocess.CompletedProcess[str]"]
 
@@ -74,6 +77,39 @@ async def test_ask_beside_a_server_leaves_its_turns_alone(slow_server: ServerPro
     assert "could not be loaded" in done.stderr
     assert server.message(message)[0] != "interrupted"
     assert (await socket.next("turn.delta"))["message"] == message
+
+
+@pytest.mark.slow  # it is 4 s until the server begins
+async def test_what_was_said_without_an_encoder_is_encoded_after_the_start_with_one(
+    stopped_server: ServerProcess, tmp_path: Path
+) -> None:
+    server = stopped_server
+    server.start()
+    socket = await Socket.open(server.port, server.cookies["ada"])
+    await socket.ask(send_frame("My cat is called Mitzi"))
+    await socket.next("turn.end")
+    server.terminate()
+    assert server.wait() == 0
+    assert server.query("SELECT count(*) FROM chatapp_messagevector") == [(0,)]
+    server.start(RECOLLECT_EMBEDDINGS=str(write_encoder(tmp_path / "words", ["cat", "kitten"])))
+    async with asyncio.timeout(PATIENCE_S):
+        while server.query("SELECT count(*) FROM chatapp_messagevector") != [(2,)]:
+            await asyncio.sleep(0.05)
+    socket = await Socket.open(server.port, server.cookies["ada"])
+    await socket.ask(send_frame("And the kitten?"))
+    await socket.next("turn.end")
+    async with asyncio.timeout(PATIENCE_S):
+        while server.query("SELECT count(*) FROM chatapp_messagevector") != [(4,)]:
+            await asyncio.sleep(0.05)
+    assert "Mitzi" not in server.log()
+
+
+def test_an_encoder_that_is_not_there_is_refused_with_the_way_out(data: Path, manage: Manage) -> None:
+    done = manage("serve", "--port", "0", RECOLLECT_EMBEDDINGS=str(data / "gone"))
+    assert done.returncode == 1
+    assert "recollect.E011" in done.stderr
+    assert "Leave it empty" in done.stderr
+    assert "Traceback" not in done.stderr
 
 
 def test_beyond_loopback_the_first_visit_needs_the_link(stopped_server: ServerProcess, manage: Manage) -> None:
