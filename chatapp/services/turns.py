@@ -285,12 +285,16 @@ def turn_close(
 
 @translated()
 def recover_interrupted(*, message_id: UUID | None = None) -> int:
-    """Mark every open turn, or this one, as interrupted, text kept; returns how many. Only when nobody writes them."""
+    """Mark every open turn, or this one, as interrupted, text kept and found; returns how many. Only when nobody writes
+    them."""
     left_open = Message.objects.filter(status__in=OPEN_STATUSES)
     if message_id is not None:
         left_open = left_open.filter(id=message_id)
-    MessageVector.objects.filter(message__in=left_open).delete()  # of what a reply said before it was continued
-    return left_open.update(status=MessageStatus.INTERRUPTED, finished_at=timezone.now())
+    with transaction.atomic():
+        for reply in left_open.select_related("conversation"):
+            search.index(reply, owner_id=reply.conversation.owner_id)
+        MessageVector.objects.filter(message__in=left_open).delete()  # of what a reply said before it was continued
+        return left_open.update(status=MessageStatus.INTERRUPTED, finished_at=timezone.now())
 
 
 def _checked(rows: TurnRows, check: Check | None) -> TurnRows:

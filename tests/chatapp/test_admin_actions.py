@@ -81,6 +81,10 @@ def test_messages_and_generations_cannot_be_changed(staff: Client, alice: User, 
     assert Message.objects.get(pk=rows.user_message.pk).text == "Hello"
 
 
+# What a page says of the rows below a conversation, all of which are only shown.
+NO_ROWS = {f"{rows}-{forms}_FORMS": "0" for rows in ("messages", "summaries") for forms in ("TOTAL", "INITIAL")}
+
+
 def test_saving_a_conversation_changes_title_and_pin_and_nothing_that_a_turn_wrote_meanwhile(
     staff: Client, alice: User
 ) -> None:
@@ -92,9 +96,7 @@ def test_saving_a_conversation_changes_title_and_pin_and_nothing_that_a_turn_wro
         "title": "Named",
         "is_pinned": "on",
         "system_prompt": "Forged",
-        "messages-TOTAL_FORMS": "0",
-        "messages-INITIAL_FORMS": "0",
-    }
+    } | NO_ROWS
     assert staff.post(page, values).status_code == 302
     conversation = Conversation.objects.get()
     assert (conversation.title, conversation.title_source, conversation.is_pinned) == (
@@ -112,7 +114,7 @@ def test_archiving_a_conversation_is_told_to_the_engine(
     told: list[Any] = []
     monkeypatch.setattr(llm, "archive", told.append)
     conversation = turn(alice).conversation
-    values = {"title": "Away", "is_archived": "on", "messages-TOTAL_FORMS": "0", "messages-INITIAL_FORMS": "0"}
+    values = {"title": "Away", "is_archived": "on"} | NO_ROWS
     with django_capture_on_commit_callbacks(execute=True):
         assert staff.post(_url("conversation_change", conversation.pk), values).status_code == 302
     assert Conversation.objects.get().is_archived

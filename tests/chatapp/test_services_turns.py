@@ -10,6 +10,7 @@ from django.db import IntegrityError
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
+from chatapp import search
 from chatapp.errors import Conflict, Invalid, NotFound
 from chatapp.models import (
     Conversation,
@@ -403,6 +404,8 @@ def test_recovery_interrupts_what_was_open_and_keeps_its_text(alice: User) -> No
     crashed = send(alice)
     turns.turn_save(message_id=crashed.assistant_message.id, text="Part", token_ids=[5], token_fingerprint="f")
     assert turns.recover_interrupted() == 1
+    found = Conversation.objects.filter(id__in=search.conversations_with(alice, "part"))
+    assert list(found) == [crashed.conversation]
     reply = Message.objects.get(id=crashed.assistant_message.id)
     assert (reply.status, reply.text, reply.ids) == (MessageStatus.INTERRUPTED, "Part", (5,))
     assert Message.objects.get(id=done.assistant_message.id).status == MessageStatus.DONE

@@ -22,7 +22,7 @@ from chatapp.errors import WindowFull
 from chatapp.models import ContextPolicy, Conversation, Message, Role
 from chatapp.search import Hit
 from chatapp.selectors import HistoryMessage, SummaryText
-from chatapp.turn.past import Read, rules_of
+from chatapp.turn.past import Past, Read, rules_of
 from chatapp.turn.prompt import Plan, plan_turn
 from inference.engine.worker import Worker
 from inference.tokenizer.chat_template import ChatTemplate
@@ -67,7 +67,7 @@ class Talk:
     def plan(self) -> Plan:
         reply = Message(role=Role.ASSISTANT, position=len(self.read.messages))
         is_recalled = self.conversation.has_recall
-        return plan_turn(self.conversation, self.read, reply, find=self.found if is_recalled else None)
+        return plan_turn(Past(self.conversation, self.read), reply, find=self.found if is_recalled else None)
 
     def found(self, num_outside: int) -> list[Hit]:
         return [hit for hit in self.hits if hit.position < num_outside]
