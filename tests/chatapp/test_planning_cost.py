@@ -98,7 +98,14 @@ def num_rows(queries: CaptureQueriesContext) -> int:
     return total
 
 
-@pytest.mark.parametrize("policy", [ContextPolicy.TRUNCATE, ContextPolicy.RECENT, ContextPolicy.SUMMARISE])
+@pytest.mark.parametrize(
+    "policy",
+    [
+        ContextPolicy.SUMMARISE,
+        pytest.param(ContextPolicy.TRUNCATE, marks=pytest.mark.slow),
+        pytest.param(ContextPolicy.RECENT, marks=pytest.mark.slow),
+    ],
+)
 def test_a_turn_costs_the_same_after_ten_times_as_many_messages(
     policy: ContextPolicy, alice: User, small: FakeWorker
 ) -> None:
@@ -114,7 +121,9 @@ def test_a_turn_costs_the_same_after_ten_times_as_many_messages(
     assert many.num_rendered == few.num_rendered <= 3 * 14
 
 
-@pytest.mark.parametrize("policy", [ContextPolicy.TRUNCATE, ContextPolicy.SUMMARISE])
+@pytest.mark.parametrize(
+    "policy", [ContextPolicy.TRUNCATE, pytest.param(ContextPolicy.SUMMARISE, marks=pytest.mark.slow)]
+)
 def test_where_nobody_knows_where_the_window_begins_no_more_is_read_than_has_room(
     policy: ContextPolicy, alice: User, small: FakeWorker
 ) -> None:
