@@ -8,7 +8,7 @@ PYTEST := $(BIN)/python -m pytest
 BENCH := env -u OPENBLAS_CORETYPE -u OPENBLAS_L2_SIZE $(BIN)/python -m inference.bench --kernels $(or $(RECOLLECT_KERNELS),auto)
 # `make check TESTS=slow` runs the slow tests only, for when `make test` has just passed.
 TESTS ?= all
-# Two processes share the quick tests. Many of them wait (for a browser, a server, a child), so two keep two cores busy.
+# Two processes share the tests. Many of these wait (for a browser, a server, a child), so two keep two cores busy.
 WORKERS ?= 2
 # Terminal commands speak English only; where a sentence stands in the source would change with every commit.
 MESSAGES := --no-wrap --no-location --no-obsolete $(foreach path,.venv staticfiles var docs tests chatapp/management/*,-i '$(path)')
@@ -17,7 +17,7 @@ MESSAGES := --no-wrap --no-location --no-obsolete $(foreach path,.venv staticfil
 unexport PYTHONDONTWRITEBYTECODE
 
 .DEFAULT_GOAL := help
-.PHONY: help setup serve test test-slow check lint types floors docs format messages bench bench-peers pictures clean
+.PHONY: help setup serve test test-postgres test-slow check lint types floors docs format messages bench bench-peers pictures clean
 
 help: ## List the targets
 	@grep -hE '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | awk -F ':.*## ' '{printf "  make %-12s %s\n", $$1, $$2}'
@@ -48,10 +48,13 @@ serve: setup ## Run Recollect on 127.0.0.1:8000
 test: .venv/dev setup ## All quick tests: SQLite, then the database tests on PostgreSQL
 	$(BIN)/python -m tests.compile_kernels
 	$(PYTEST) -n $(WORKERS) -m "not slow"
+	$(MAKE) test-postgres
+
+test-postgres: .venv/dev setup ## The database tests on PostgreSQL alone
 	$(BIN)/python -m tests.postgres $(PYTEST) -n $(WORKERS) tests/chatapp -m "not slow and not model"
 
 test-slow: .venv/dev setup ## The tests that take longer, and all properties on more examples
-	$(PYTEST) -m "slow or hypothesis" --hypothesis-profile=thorough
+	$(PYTEST) -n $(WORKERS) -m "slow or hypothesis" --hypothesis-profile=thorough
 
 ifeq ($(TESTS),slow)
 check: lint types floors docs test-slow ## Lint, types, floors, docs, tests: what CI runs

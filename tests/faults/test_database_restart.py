@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import subprocess
 import sys
+import tempfile
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -47,10 +48,12 @@ class Postgres:
 
 
 @pytest.fixture
-def postgres(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Postgres]:
-    postgres = Postgres(tmp_path_factory.mktemp("pg"))
-    yield postgres
-    postgres.cleanup()
+def postgres() -> Iterator[Postgres]:
+    # Not in a folder of pytest's: as root the server runs as another user, who may not enter those of its workers.
+    with tempfile.TemporaryDirectory(prefix="recollect-pg-") as folder:
+        postgres = Postgres(Path(folder))
+        yield postgres
+        postgres.cleanup()
 
 
 @pytest.fixture
