@@ -144,11 +144,16 @@ class ModelHub:
                 slot.state, slot.opened = "unloaded", None
 
     def arrange(self) -> list[Slot]:
-        """Begin to load what is wanted next, as far as there is room. Returns the ready models with held requests."""
+        """Begin to load what is wanted next, as far as there is room.
+
+        Returns the ready models with held requests, which are to be handed to them; then there may be more to arrange.
+        """
         leaving_before = self._leaving if self.wanted[:1] == [self._leaving_for] else frozenset()
         self._leaving = frozenset()
         while self.wanted and self.slots[self.wanted[0]].engine is not None:  # it was to leave, and may stay
-            del self.wanted[0]
+            slot = self.slots[self.wanted.pop(0)]
+            if slot.held:  # they come before whoever wants its place next
+                return [slot]
         if self.wanted and self._loading is None:
             slot = self.slots[self.wanted[0]]
             assert slot.opened is not None, "what is wanted has been opened"

@@ -426,8 +426,9 @@ class Worker:
         logger.info("unloaded %s: %d of %d bytes are used", name, self._hub.used_bytes, self.max_bytes)
 
     def _arrange(self) -> None:
-        for slot in self._hub.arrange():
-            self._hand_over(slot)
+        while slots := self._hub.arrange():
+            for slot in slots:
+                self._hand_over(slot)
 
     def _hand_over(self, slot: Slot) -> None:
         held, slot.held = slot.held, {}

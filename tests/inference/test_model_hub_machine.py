@@ -262,7 +262,10 @@ class HubMachine(RuleBasedStateMachine):
         head = self.hub.wanted[0] if self.hub.wanted and not self.loader.job else ""
         if head != self.head:
             self.head, self.running_then = head, self.turns_in_engines()
-        assert not head or self.running_then & self.turns_in_engines(), f"{head} waits for nobody who ran then"
+        leaving = [slot for slot in self.hub._turns if slot.name in self.hub._leaving]
+        is_reporting = any(slot.is_urgent and slot.engine and not slot.engine.num_turns for slot in leaving)
+        is_answering = bool(self.running_then & self.turns_in_engines())
+        assert not head or is_answering or is_reporting, f"{head} waits for nobody who ran then"
 
     def teardown(self) -> None:
         if not hasattr(self, "worker"):
@@ -308,3 +311,20 @@ def test_two_busy_models_do_not_take_turns_in_staying() -> None:
         machine.who_waits_for_room_waits_for_what_ran_then()
     assert machine.worker.model("c").state == "loading"
     machine.teardown()
+
+
+def test_what_waits_for_a_model_that_may_stay_is_handed_to_it() -> None:
+    """It was to leave, for somebody who has given up; the next one wants its place at once."""
+    machine = HubMachine()
+    machine.build(sizes=(1, 1, 1), has_one_size=True, more=0)
+    machine.ask("c", "a", 1, {})
+    machine.read_whole()
+    machine.ask("b", "a", 1, {})  # c is to leave
+    machine.ask("c", "a", 1, {})
+    machine.ask("a", "a", 1, {})
+    machine.taken_back.add("r1")
+    machine.worker.cancel("r1")
+    machine.pump()
+    machine.books_agree()
+    machine.teardown()
+    assert machine.ends["r2"] == machine.ends["r3"] == FinishReason.LENGTH
