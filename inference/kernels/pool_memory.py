@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import math
 import mmap
+from contextlib import suppress
 from typing import Any
 
 import numpy as np
@@ -29,5 +30,6 @@ def _small_pages(num_bytes: int) -> mmap.mmap:
     if not hasattr(mmap, "MADV_NOHUGEPAGE"):  # of Linux; the others give large pages to nobody who does not ask
         return mmap.mmap(-1, num_bytes)
     memory = mmap.mmap(-1, num_bytes, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
-    memory.madvise(mmap.MADV_NOHUGEPAGE)
+    with suppress(OSError):  # a kernel that knows no large pages refuses the advice
+        memory.madvise(mmap.MADV_NOHUGEPAGE)
     return memory

@@ -83,6 +83,13 @@ def test_a_token_takes_the_pages_that_it_writes_and_no_large_ones(make: type[KVS
     assert resident_bytes() - before < num_places << 16
 
 
+@pytest.mark.skipif(not hasattr(mmap, "MADV_NOHUGEPAGE"), reason="Linux alone takes the advice")
+def test_a_kernel_that_knows_no_large_pages_gives_a_pool_all_the_same(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(mmap, "MADV_NOHUGEPAGE", 9999)  # refused as by such a kernel
+    kv = HalfStorage(1, 1, head_dim=16, num_blocks=2, block_size=16)
+    assert not kv.k.any()
+
+
 def resident_bytes() -> int:
     pages = int(Path("/proc/self/statm").read_text().split()[1])
     return pages * mmap.PAGESIZE
