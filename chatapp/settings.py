@@ -48,7 +48,9 @@ RECOLLECT_MAX_MODEL_LEN = env.integer(
     "RECOLLECT_MAX_MODEL_LEN", 0, low=0, high=1 << 26
 )  # 0: what the model was made for
 RECOLLECT_THREADS = env.integer("RECOLLECT_THREADS", 0, low=0, high=1024)  # 0: one per core
-RECOLLECT_KERNELS = env.choice("RECOLLECT_KERNELS", "auto", ("auto", "amx", "avx512", "avx2", "generic", "numpy"))
+RECOLLECT_KERNELS = env.choice(
+    "RECOLLECT_KERNELS", "auto", ("auto", "amx", "avx512", "avx2", "neon", "generic", "numpy")
+)
 RECOLLECT_PREFIX_CACHE = env.boolean("RECOLLECT_PREFIX_CACHE", True)
 RECOLLECT_TITLES = env.boolean("RECOLLECT_TITLES", True)
 # Files of cached KV, of all models together; 0: none are written. A share of what is free shrinks as they grow: they

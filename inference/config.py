@@ -10,7 +10,7 @@ HIDDEN_ACTS = ("silu", "gelu_pytorch_tanh")
 LAYER_TYPES = ("full_attention", "sliding_attention")
 MAX_LAYERS = 512
 MAX_EXPERTS = 1 << 17  # of all layers
-KERNELS = ("auto", "amx", "avx512", "avx2", "generic", "numpy")  # auto: the fastest that this CPU has
+KERNELS = ("auto", "amx", "avx512", "avx2", "neon", "generic", "numpy")  # auto: the fastest that this CPU has
 ROPE_TYPES = ("linear", "dynamic", "llama3", "yarn", "longrope")
 
 

@@ -8,7 +8,7 @@ import pytest
 from _pytest.mark.structures import ParameterSet
 
 from inference.formats.gguf_integers import KINDS
-from inference.kernels.jit.cpu import Target, available_tiers, choose_tier, host
+from inference.kernels.jit.cpu import TIERS, Target, available_tiers, can_convert_halves, host
 from inference.kernels.jit.linear import LinearKernels
 from inference.kernels.quantized import FLOATS, FloatForm, Form, IntegerForm
 
@@ -28,14 +28,17 @@ COMMON = (
     FloatForm("f16"),
 )
 # Code that knows nothing of AVX-512, or of anything newer than SSE2; this CPU runs it as an older one would.
+BY_NAME = {tier.name: tier for tier in TIERS}
 OLDER = {"avx2": Target("haswell", ""), "generic": Target("x86-64", "")}
 
 
 def targets() -> list[tuple[str, Target]]:
-    """The tiers of this CPU, compiled for itself and for older ones that it contains."""
+    """The tiers of this CPU, compiled for itself and for older ones that it contains. The code of `neon` is plain: it
+    runs everywhere, so that its bits are seen without an ARM."""
     names = [tier.name for tier in available_tiers()]
     older = OLDER if "avx2" in names else {}
-    return [(name, older.get(name, host())) for name in names] + [(name, host()) for name in older]
+    others = [*older, *(() if "neon" in names or not can_convert_halves() else ("neon",))]
+    return [(name, older.get(name, host())) for name in names] + [(name, host()) for name in others]
 
 
 TARGETS = targets()
@@ -46,7 +49,7 @@ def cases() -> list[ParameterSet]:
     found = []
     for index, (tier, target) in enumerate(TARGETS):
         for form in FORMS:
-            is_quick = form in COMMON and index < len(available_tiers())
+            is_quick = form in (COMMON if index < len(available_tiers()) else (Q4_1,) if tier == "neon" else ())
             marks = () if is_quick else (pytest.mark.slow,)
             found.append(pytest.param(tier, target, form, id=f"{tier}-{target.cpu}-{name_of(form)}", marks=marks))
     return found
@@ -61,4 +64,4 @@ def name_of(form: Form) -> str:
 @cache
 def kernels(tier: str, target: Target) -> LinearKernels:
     """Compiled once for all tests."""
-    return LinearKernels(choose_tier(tier), target)
+    return LinearKernels(BY_NAME[tier], target)

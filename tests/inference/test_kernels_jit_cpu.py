@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from inference.errors import KernelsUnavailable
-from inference.kernels.jit.compiler import MachineCode
+from inference.kernels.jit import compiler
 from inference.kernels.jit.cpu import TIERS, available_tiers, choose_tier, host
 from inference.kernels.jit.linear import LinearKernels
 from inference.kernels.jit.linear_check import check
@@ -25,6 +25,7 @@ FORM = FloatForm("f32")
         (AVX512 | {"avx512bw": False}, ["avx2", "generic"]),  # the first CPUs with AVX-512 have no words
         (AVX2, ["avx2", "generic"]),
         ({"sse2": True}, ["generic"]),
+        ({"neon": True, "fp-armv8": True}, ["neon", "generic"]),
         ({}, ["generic"]),
     ],
 )
@@ -52,7 +53,7 @@ def test_kept_code_is_used_instead_of_compiling(tmp_path: Path, monkeypatch: pyt
     check(LinearKernels(choose_tier(), folder=tmp_path), FORM)
     files = sorted(tmp_path.iterdir())
     assert len(files) == 2
-    monkeypatch.setattr(MachineCode, "_optimised", None)
+    monkeypatch.setattr(compiler, "optimised", None)
     check(LinearKernels(choose_tier(), folder=tmp_path), FORM)
     assert sorted(tmp_path.iterdir()) == files
 

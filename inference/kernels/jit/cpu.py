@@ -15,8 +15,8 @@ from inference.errors import KernelsUnavailable
 class Tier:
     """What kernels are written for.
 
-    lanes: 32-bit numbers in a vector; needs: features by LLVM's names; adds: pairs of 16-bit products are summed by
-    this intrinsic, or by plain vector code if it is "".
+    lanes: 32-bit numbers in a vector; num_registers: for such vectors; needs: features by LLVM's names; adds: pairs of
+    16-bit products are summed by this intrinsic, or by plain vector code if it is "" (Emitter.add_products).
     """
 
     name: str
@@ -29,6 +29,7 @@ class Tier:
 TIERS = (
     Tier("avx512", 16, 32, ("avx512f", "avx512bw", "avx512vl", "avx512dq", "f16c"), "llvm.x86.avx512.pmaddw.d.512"),
     Tier("avx2", 8, 16, ("avx2", "f16c"), "llvm.x86.avx2.pmadd.wd"),
+    Tier("neon", 8, 16, ("neon",)),  # a vector is two registers: what widens 16-bit numbers makes two of one
     Tier("generic", 4, 16, adds="llvm.x86.sse2.pmadd.wd" if llvm.get_process_triple().startswith("x86_64") else ""),
 )
 
@@ -49,8 +50,14 @@ def host() -> Target:
 
 def available_tiers(features: Mapping[str, bool] | None = None) -> tuple[Tier, ...]:
     """Tiers of a CPU with these features (None: this one), fastest first."""
-    has = llvm.get_host_cpu_features() if features is None else features
+    has = _host_features() if features is None else features
     return tuple(tier for tier in TIERS if all(has.get(name, False) for name in tier.needs))
+
+
+def _host_features() -> Mapping[str, bool]:
+    """What LLVM finds out about this CPU; NEON is part of every 64-bit ARM, also where LLVM finds out nothing."""
+    found = dict(llvm.get_host_cpu_features())
+    return found | {"neon": True} if llvm.get_process_triple().startswith(("aarch64", "arm64")) else found
 
 
 def can_convert_halves(features: Mapping[str, bool] | None = None) -> bool:

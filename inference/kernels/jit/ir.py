@@ -18,6 +18,7 @@ I1, I8, I16, I32, I64 = (ir.IntType(bits) for bits in (1, 8, 16, 32, 64))
 F16, F32 = ir.HalfType(), ir.FloatType()
 PTR = ir.PointerType()
 VOID = ir.VoidType()
+CONVERTING = {"f16c", "neon"}  # features of CPUs that convert float16
 Value: TypeAlias = Any  # of ir.Value: llvmlite has no types
 
 
@@ -82,25 +83,39 @@ class Emitter:
             function = ir.Function(self.module, ir.FunctionType(result, [a.type for a in arguments]), name)
         return self.b.call(function, arguments)
 
-    def add_products(self, total: Value, words: Value, pair: Value) -> Value:
-        """total (lanes i32) + both products of each lane's two signed 16-bit halves with those of pair (i32)."""
-        b, lanes = self.b, self.vector(I32)
+    def ordered(self, words: Value) -> Value:
+        """Pairs of 16-bit words, lane by lane, in the order that add_products() takes them.
+
+        Without an instruction for pairs that is: the first words of all lanes, then the second ones. Then words of
+        whole registers are multiplied by one number, which all vector units widen and add up in one step.
+        """
         if self.tier.adds:
-            halves = self.vector(I16, 2 * self.tier.lanes)
-            pairs = b.bitcast(self.splat(pair), halves)
-            return b.add(total, self.call(self.tier.adds, lanes, b.bitcast(words, halves), pairs))
-        sixteen = self.constant(16, I32)
-        words = b.bitcast(words, lanes)
-        low = b.ashr(b.shl(words, sixteen), sixteen)
-        pair_low = b.ashr(b.shl(pair, ir.Constant(I32, 16)), ir.Constant(I32, 16))
-        total = b.add(total, b.mul(low, self.splat(pair_low)))
-        pair_high = b.ashr(pair, ir.Constant(I32, 16))
-        return b.add(total, b.mul(b.ashr(words, sixteen), self.splat(pair_high)))
+            return words
+        places = [2 * lane + word for word in range(2) for lane in range(self.tier.lanes)]
+        return self.b.shuffle_vector(words, words, ir.Constant(self.vector(I32, len(places)), places))
+
+    def add_products(self, total: Value, words: Value, pair: Value) -> Value:
+        """total (lanes i32) + the products of each lane's two signed 16-bit words, ordered(), with those of pair (i32).
+
+        words may be vectors of i16 or, as many bits, of i32.
+        """
+        b, lanes = self.b, self.tier.lanes
+        words = b.bitcast(words, self.vector(I16, 2 * lanes))
+        if self.tier.adds:
+            pairs = b.bitcast(self.splat(pair), words.type)
+            return b.add(total, self.call(self.tier.adds, self.vector(I32), words, pairs))
+        both = b.bitcast(pair, self.vector(I16, 2))
+        for word in range(2):
+            places = ir.Constant(self.vector(I32), list(range(word * lanes, (word + 1) * lanes)))
+            weights = b.sext(b.shuffle_vector(words, words, places), self.vector(I32))
+            factors = b.sext(b.shuffle_vector(both, both, self.constant(word, I32)), self.vector(I32))
+            total = b.add(total, b.mul(weights, factors))
+        return total
 
     def widen_f16(self, value: Value) -> Value:
-        """float16 -> float32, exactly, subnormals, infinities and NaN too. Without F16C by integer steps."""
+        """float16 -> float32, exactly, subnormals, infinities and NaN too. By integer steps if the CPU may lack it."""
         b, lanes = self.b, value.type.count
-        if "f16c" in self.tier.needs:
+        if CONVERTING.intersection(self.tier.needs):
             return b.fpext(value, self.vector(F32, lanes))
         bits = b.zext(b.bitcast(value, self.vector(I16, lanes)), self.vector(I32, lanes))
         sign = b.shl(b.and_(bits, self.constant(0x8000, I32, lanes)), self.constant(16, I32, lanes))

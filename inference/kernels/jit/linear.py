@@ -25,6 +25,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+import llvmlite.binding as llvm
 import numpy as np
 from llvmlite import ir
 from numba import types
@@ -104,7 +105,7 @@ class LinearKernels:
     def _kept(self, form: Form | None) -> Path | None:
         if self.folder is None:
             return None
-        key = f"{self.tier.name} {form} {self.target}"
+        key = f"{llvm.get_process_triple()} {self.tier.name} {form} {self.target}"
         return self.folder / f"linear-{hashlib.sha256(key.encode()).hexdigest()[:32]}.o"
 
 

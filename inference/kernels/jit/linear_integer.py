@@ -111,7 +111,7 @@ class GroupReader:
         self.offset = offset
 
     def words(self, vector: int) -> Iterator[tuple[int, Value]]:
-        """(bytes to the activations of its pairs from those of the group on, words) of all k."""
+        """(bytes to the activations of its pairs from those of the group on, words for add_products) of all k."""
         for k4 in range(num_quads(self.form)):
             yield from self.quad(k4, vector)
 
@@ -122,7 +122,7 @@ class GroupReader:
             self.offset + (k4 * PANEL + vector * self.e.tier.lanes) * 4,
             self.e.vector(I16, 2 * self.e.tier.lanes),
         )
-        for place, words in self._unpacked(raw):
+        for place, words in self._unpacked(self.e.ordered(raw)):
             yield 8 * k4 + place, words
 
     def scales(self, vector: int) -> Value:

@@ -73,6 +73,8 @@ def pause(typingctx: Any) -> Any:
     def emit(context: Any, builder: Any, sig: Any, args: Any) -> Any:
         if builder.module.triple.startswith(("x86_64", "i686", "amd64")):
             call(builder, "llvm.x86.sse2.pause", ir.VoidType())
+        elif builder.module.triple.startswith(("aarch64", "arm64")):  # its "yield" does nothing on most of them
+            call(builder, "llvm.aarch64.isb", ir.VoidType(), ir.Constant(I32, 15))
         return context.get_dummy_value()
 
     return types.void(), emit
