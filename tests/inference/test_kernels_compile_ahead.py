@@ -11,7 +11,7 @@ import pytest
 
 from inference.kernels.jit import compile_ahead as room
 from inference.kernels.jit.compile_ahead import CompilingFailed, compile_ahead, is_compiled
-from inference.kernels.jit.kernel_cache import UNUSED_S, folder_of
+from inference.kernels.jit.kernel_cache import UNUSED_S, entry, folder_of
 from inference.kernels.quantized import FloatForm, IntegerForm
 
 FORMS = (FloatForm("f16"), IntegerForm("u4", 32, "f16", has_minimum=True))
@@ -73,3 +73,14 @@ def test_whoever_gives_up_leaves_no_child_behind(root: Path) -> None:
     with pytest.raises(KeyboardInterrupt):
         compile_ahead(root, "generic", FORMS, give_up)  # waits for the child, which it has killed
     assert not is_compiled(root, "generic", FORMS)
+
+
+def test_an_entry_of_another_room_is_refused() -> None:
+    """The mark of what is compiled names the files of all entries: one that only a test imports, and every load in that
+    process would take nothing for compiled, start a child and wait for it."""
+
+    def here(value: int) -> None:
+        """Compiled nowhere."""
+
+    with pytest.raises(AssertionError, match="of another room"):
+        entry(here)

@@ -8,7 +8,7 @@ import time
 import numpy as np
 import pytest
 
-from inference.kernels.jit.kernel_cache import entry
+from inference.kernels.jit.kernel_cache import kernel
 from inference.kernels.jit.team import STOP, Team, add_atomic, done, enter, leave, next_pass, take, wait
 from inference.kernels.jit.vectors import get_i64, set_i64
 from tests.patience import PATIENCE_S
@@ -18,7 +18,7 @@ COUNTERS, OUT = 0, 16 * NUM_STAGES  # bytes in each half
 HALF = OUT + 8 * NUM_STAGES * NUM_TASKS
 
 
-@entry
+@kernel
 def run(memory: int) -> None:
     """Each task adds to its own number; it counts as wrong when a task of the stage before is missing."""
     for stage in range(NUM_STAGES):
@@ -35,7 +35,7 @@ def run(memory: int) -> None:
         wait(memory + COUNTERS, stage, NUM_TASKS)
 
 
-@entry
+@kernel
 def serve(state: int, index: int, seen: int, memory: int) -> int:
     while True:
         number = next_pass(state, index, seen)

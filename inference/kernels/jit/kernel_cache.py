@@ -36,7 +36,12 @@ def kernel(function: F) -> F:
 
 
 def entry(function: F) -> F:
-    """A kernel that Python calls, with integers; its code, with that of all that it calls, is kept."""
+    """A kernel that Python calls, with integers; its code, with that of all that it calls, is kept.
+
+    Of this room only: what says that all is compiled names the files of all entries (source_times), so with one from
+    elsewhere this process would take nothing for compiled and start a child at every load.
+    """
+    assert Path(function.__code__.co_filename).parent == Path(__file__).parent, "an entry of another room"
     dispatcher = njit(nogil=True, error_model="numpy")(function)
     _entries.append(dispatcher)
     return cast(F, dispatcher)
