@@ -31,7 +31,7 @@ from chatapp.models import (
     User,
     unpack_ids,
 )
-from chatapp.storage import translated
+from chatapp.storage import key_of, translated, uuid_of
 from chatapp.text import storable
 
 _LIST_COLUMNS = ("id", "owner_id", "title", "title_source", "is_pinned", "is_archived", "created_at", "updated_at")
@@ -43,6 +43,11 @@ _MAX_IDS = 500  # in one query
 _EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
 _WHOLE_PATH = 1 << 31
 _NUM_SUMMARIES = 8  # read at once; mostly the first two are needed
+# Whether there are others at the depth of message `m`: one that is alone there is on all paths that come as far.
+HAS_OTHERS = f"""EXISTS (
+    SELECT 1 FROM {Message._meta.db_table} o
+    WHERE o.conversation_id = m.conversation_id AND o.position = m.position AND o.id <> m.id
+)"""  # noqa: S608 -- no part of it comes from outside
 _WITH_CONTEXT = f"LEFT JOIN {TurnContext._meta.db_table} c ON c.message_id = m.id"
 # The owner whom a terminal made before the first visit: no password yet, and nobody has ever been logged in.
 UNCLAIMED_OWNER = Q(is_owner=True, password__startswith=UNUSABLE_PASSWORD_PREFIX, last_login__isnull=True)
@@ -240,13 +245,6 @@ def public_presets() -> list[Preset]:
 
 
 @translated()
-def generation_before(question: Message, reply: Message) -> Generation | None:
-    """What this turn goes on from: the newest generation of the reply so far, or of the one before the question."""
-    earlier = reply.id if reply.text else question.parent_id
-    return generations_of([earlier]).get(earlier) if earlier else None
-
-
-@translated()
 def transcript(user: User, conversation_id: UUID, *, before: UUID | None = None, limit: int = 50) -> Transcript:
     """The last `limit` messages of the active path, or of what lies above message `before`. Raises NotFound."""
     conversation = conversation_get(user, conversation_id)
@@ -275,35 +273,51 @@ def history(
     It begins with message `since`, if that lies on it, or else with the first one; but it has `limit` messages at most.
     """
     assert leaf.conversation_id == conversation.id
-    parameters = [_key(leaf.id), *([] if since is None else [_key(since)]), limit]
+    parameters = [key_of(leaf.id), *([] if since is None else [key_of(since)]), limit]
     columns = (*(f"m.{name}" for name in HistoryMessage._fields[:-1]), "c.text")
     with connection.cursor() as cursor:
         cursor.execute(_path_query(columns, _WITH_CONTEXT, is_bounded=since is not None), parameters)
-        return [HistoryMessage(_uuid(row[0]), *row[1:]) for row in cursor.fetchall()]
+        return [HistoryMessage(uuid_of(row[0]), *row[1:]) for row in cursor.fetchall()]
 
 
 @translated()
 def summaries(leaf: Message, first: int) -> list[SummaryText]:
     """What can stand in a prompt whose messages begin at position `first` or below, shortest stretch first: the newest
     summary of each stretch from the first message to one on the path to `leaf` that lies there, and the longest of
-    those that end above. Three queries, more only where branches have summaries of their own.
+    those that end above. One query, more only where branches have summaries of their own.
     """
     found: list[SummaryText] = []
-    rows = Summary.objects.filter(conversation_id=leaf.conversation_id, num_messages__lte=leaf.position)
-    columns = ("id", "until_id", "num_messages", "text", "num_missing")
-    newest = rows.order_by("-num_messages", "-created_at").values_list(*columns)
     for start in count(0, _NUM_SUMMARIES):
-        few = newest[start : start + _NUM_SUMMARIES]
-        part = [SummaryText(id_, until, num - 1, text, missing) for id_, until, num, text, missing in few]
-        on_path = path_ids(leaf, {each.until: each.position for each in part})
+        part, shared = _summaries(leaf, start)
+        on_path = path_ids(leaf, {each.until: each.position for each in part if each.until in shared})
         for each in part:
-            if each.until in on_path and not (found and found[-1].until == each.until):
+            if (each.until not in shared or each.until in on_path) and not (found and found[-1].until == each.until):
                 found.append(each)
                 if each.position < first:
                     return found[::-1]
         if len(part) < _NUM_SUMMARIES:
             return found[::-1]
     raise AssertionError("there is an end to it")
+
+
+def _summaries(leaf: Message, start: int) -> tuple[list[SummaryText], set[UUID]]:
+    """_NUM_SUMMARIES of the summaries that end above `leaf`, the longest stretches first; and which of the messages
+    that they end with have others at their depth. One query."""
+    query = f"""
+        SELECT s.id, s.until_id, s.num_messages - 1, s.text, s.num_missing, {HAS_OTHERS}
+        FROM {Summary._meta.db_table} s JOIN {Message._meta.db_table} m ON m.id = s.until_id
+        WHERE s.conversation_id = %s AND s.num_messages <= %s
+        ORDER BY s.num_messages DESC, s.created_at DESC LIMIT {_NUM_SUMMARIES} OFFSET {start}
+    """  # noqa: S608 -- no part of it comes from outside
+    part: list[SummaryText] = []
+    shared: set[UUID] = set()
+    with connection.cursor() as cursor:
+        cursor.execute(query, [key_of(leaf.conversation_id), leaf.position])
+        for key, until, position, text, num_missing, has_others in cursor.fetchall():
+            part.append(SummaryText(uuid_of(key), uuid_of(until), position, text, num_missing))
+            if has_others:
+                shared.add(part[-1].until)
+    return part, shared
 
 
 @translated()
@@ -326,8 +340,8 @@ def path_ids(leaf: Message, places: Mapping[UUID, int]) -> set[UUID]:
     if not shared_positions:
         return set(places)
     with connection.cursor() as cursor:
-        cursor.execute(_path_query(("m.id",)), [_key(leaf.id), leaf.position - min(shared_positions) + 1])
-        walked = {_uuid(row[0]) for row in cursor.fetchall()}
+        cursor.execute(_path_query(("m.id",)), [key_of(leaf.id), leaf.position - min(shared_positions) + 1])
+        walked = {uuid_of(row[0]) for row in cursor.fetchall()}
     return {each for each, position in places.items() if position not in shared_positions or each in walked}
 
 
@@ -344,7 +358,7 @@ def newest_leaf_id(message: Message) -> UUID:
         )
         SELECT id FROM below ORDER BY created_at DESC, position DESC LIMIT 1
     """  # noqa: S608 -- no part of it comes from outside
-    return Message.objects.raw(query, [_key(message.id)])[0].id
+    return Message.objects.raw(query, [key_of(message.id)])[0].id
 
 
 @translated()
@@ -359,7 +373,7 @@ def _path(leaf_id: UUID | None, *, columns: tuple[str, ...], limit: int) -> list
     if leaf_id is None:
         return []
     query = _path_query(tuple(f"m.{name}" for name in columns))
-    return list(Message.objects.raw(query, [_key(leaf_id), limit]))
+    return list(Message.objects.raw(query, [key_of(leaf_id), limit]))
 
 
 def _path_query(columns: tuple[str, ...], joined: str = "", *, is_bounded: bool = False) -> str:
@@ -400,17 +414,6 @@ def _siblings_of(conversation: Conversation, path: list[Message]) -> dict[UUID |
 
 def _presets_of(user: User) -> QuerySet[Preset]:
     return Preset.objects.filter(Q(owner__isnull=True) | Q(owner=user))
-
-
-def _key(value: UUID) -> UUID | str:
-    """A UUID as this database stores it, for a raw query."""
-    key: UUID | str = Message._meta.pk.get_db_prep_value(value, connection)
-    return key
-
-
-def _uuid(value: UUID | str) -> UUID:
-    """A key of a raw query as a UUID, which not every database makes of it."""
-    return value if isinstance(value, UUID) else UUID(value)
 
 
 def _cursor_of(conversation: Conversation) -> str:

@@ -1,4 +1,4 @@
-"""The border to the database: what is wrong with it, said once, as StorageUnavailable.
+"""The border to the database: what is wrong with it, said once, as StorageUnavailable; and keys in raw queries.
 
 Services and selectors wear `translated`; nobody else looks at a driver's error.
 """
@@ -8,8 +8,10 @@ from __future__ import annotations
 import logging
 from collections.abc import Iterator
 from contextlib import contextmanager
+from uuid import UUID
 
-from django.db import DatabaseError, InterfaceError, OperationalError
+from django.db import DatabaseError, InterfaceError, OperationalError, connection
+from django.db.models import UUIDField
 from django.utils.translation import gettext_lazy as _
 
 from chatapp.errors import StorageUnavailable
@@ -48,6 +50,7 @@ _NOT_YET = {
     "unreachable": _("The database cannot be reached: this reply is not stored yet. It is tried again."),
 }
 _NOT_YET_UNWRITABLE = _("The database cannot be written to: this reply is not stored yet. It is tried again.")
+_UUID_FIELD: UUIDField[UUID, UUID] = UUIDField()
 
 
 @contextmanager
@@ -77,3 +80,14 @@ def unavailable(error: Exception) -> StorageUnavailable:
 def not_yet(error: StorageUnavailable) -> str:
     """Why a reply that is complete is not stored yet, as a sentence for whoever reads it."""
     return str(_NOT_YET.get(error.detail.get("reason", ""), _NOT_YET_UNWRITABLE))
+
+
+def key_of(value: UUID) -> UUID | str:
+    """A UUID as this database stores it, for a raw query."""
+    key: UUID | str = _UUID_FIELD.get_db_prep_value(value, connection)
+    return key
+
+
+def uuid_of(value: UUID | str) -> UUID:
+    """A key of a raw query as a UUID, which not every database makes of it."""
+    return value if isinstance(value, UUID) else UUID(value)

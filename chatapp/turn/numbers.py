@@ -15,13 +15,13 @@ from chatapp.turn.stream import Reply
 from chatapp.turn_rows import SentBefore
 
 
-def compared(plan: Plan, question: Message) -> Plan:
-    """The plan with what earlier generations have sent beside it. Reads the database.
+def compared(plan: Plan, question: Message, near: Sequence[SentBefore]) -> Plan:
+    """The plan with what earlier generations have sent beside it. near: turn_rows.sent_near().
 
-    Mostly one query of a few rows: what this model was sent for the reply before is what the prompt begins with. Where
-    it does not, what was sent further up tells how far it goes.
+    Mostly that is enough: what this model was sent for the reply before is what the prompt begins with. Where it does
+    not, what was sent further up tells how far it goes: one query more.
     """
-    rows = turn_rows.sent_near(question)
+    rows = [row for row in near if row.num_prompt]
     earlier = _beside(plan, rows, question)
     is_known = any(
         row.model_name == plan.model and each.num_common >= plan.outline.history_end and each.has_read_all

@@ -12,7 +12,7 @@ from collections.abc import Callable, Sequence
 from copy import copy
 from dataclasses import dataclass, replace
 from datetime import date
-from typing import NamedTuple
+from typing import NamedTuple, Protocol
 from uuid import UUID
 
 from django.conf import settings
@@ -20,7 +20,7 @@ from django.utils import timezone
 
 from chatapp import llm, selectors
 from chatapp.errors import WindowFull
-from chatapp.models import ContextPolicy, Conversation, Generation, Message, MessageStatus, Role, ThinkingInHistory
+from chatapp.models import ContextPolicy, Conversation, Message, MessageStatus, Role, ThinkingInHistory
 from chatapp.selectors import HistoryMessage, SummaryText
 from chatapp.turn import context
 from chatapp.turn.context import Fit, Rules
@@ -52,6 +52,17 @@ class Window:
     num_unsummarised: int = 0
 
 
+class Before(Protocol):
+    """The generation that a turn goes on from: where its window began. As in Generation."""
+
+    @property
+    def window_start(self) -> UUID | None: ...
+    @property
+    def num_outside(self) -> int: ...
+    @property
+    def window_limit(self) -> int: ...
+
+
 class Read(NamedTuple):
     """What has been read of a path: its last messages, and the summaries of its stretches, the shortest first."""
 
@@ -59,7 +70,7 @@ class Read(NamedTuple):
     summaries: Sequence[SummaryText] = ()
 
 
-def past_of(conversation: Conversation, leaf: Message, before: Generation | None) -> Read:
+def past_of(conversation: Conversation, leaf: Message, before: Before | None) -> Read:
     """As much of the path to `leaf` as its prompt can need: from where the window of the turn before began.
 
     With more room than that turn had, what has left the window may come back; then, and where nothing is known, as many
@@ -220,7 +231,7 @@ class Past:
         index = self._questions[turn]
         return self._rows[0].position + index
 
-    def window_from(self, turn: int, rules: Rules, before: Generation | None = None) -> Window:
+    def window_from(self, turn: int, rules: Rules, before: Before | None = None) -> Window:
         """What of the path a prompt from this turn on holds. before: what the turn goes on from."""
         first, summary, num_outside = self._rows[self._questions[turn]], self.summary, self.num_outside(turn)
         num_unsummarised = num_outside - (summary.num_told if summary else 0)

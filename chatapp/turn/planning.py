@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from functools import partial
 
-from chatapp import search, selectors
+from chatapp import search, turn_rows
 from chatapp.services import turns
 from chatapp.turn.numbers import compared
 from chatapp.turn.past import Past, past_of
@@ -19,10 +19,11 @@ def planned(rows: turns.TurnRows, *, is_asked: bool) -> Plan:
     holds, however long the conversation is. Raises WindowFull, Invalid, EngineUnavailable.
     """
     conversation, question = rows.conversation, rows.user_message
-    before = selectors.generation_before(question, rows.assistant_message)
+    near = turn_rows.sent_near(question)
+    before = turn_rows.newest_of(near, question, rows.assistant_message)
     past = Past(conversation, past_of(conversation, question, before))
     find = partial(search.related, conversation, question) if is_asked and conversation.has_recall else None
-    plan = compared(plan_turn(past, rows.assistant_message, before=before, find=find), question)
+    plan = compared(plan_turn(past, rows.assistant_message, before=before, find=find), question, near)
     if plan.recalled is not None:
         turns.context_add(question, text=plan.recalled.text, sources=plan.recalled.sources)
     return plan

@@ -11,11 +11,12 @@ from dataclasses import dataclass, field, replace
 from django.conf import settings
 
 from chatapp import llm
-from chatapp.models import Conversation, Generation, Message, Role
+from chatapp.models import Conversation, Message, Role
 from chatapp.search import Hit
 from chatapp.turn.causes import Earlier
 from chatapp.turn.context import Fit, Rules
 from chatapp.turn.past import (
+    Before,
     Past,
     Window,
     answer_of,
@@ -71,7 +72,7 @@ def plan_turn(
     past: Past,
     reply: Message,
     *,
-    before: Generation | None = None,
+    before: Before | None = None,
     find: Callable[[int], Sequence[Hit]] | None = None,
 ) -> Plan:
     """The prompt of a path to the question, and after it what `reply` holds already.

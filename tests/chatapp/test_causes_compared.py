@@ -212,4 +212,5 @@ def test_what_was_sent_elsewhere_or_never_admitted_is_not_read(alice: User) -> N
     assert [row.message_id for row in sent_near(mine.user_message)] == [mine.assistant_message.id]
     assert other.assistant_message.id not in {row.message_id for row in sent_above(mine.user_message)}
     Generation.objects.update(num_prompt_tokens=0, num_reused_ram=0, num_computed=0)
-    assert sent_near(mine.user_message) == []
+    assert [row.num_prompt for row in sent_near(mine.user_message)] == [0], "where its window began may still be asked"
+    assert sent_above(mine.user_message) == []

@@ -2,6 +2,10 @@
 
 from __future__ import annotations
 
+from math import log
+from random import Random
+from uuid import UUID
+
 import pytest
 from django.db import connection
 from django.test import Client
@@ -172,6 +176,59 @@ def test_the_rare_word_decides(alice: User) -> None:
     assert related(last, "What is it about?", 10) == []
     assert [hit.position for hit in related(last, "Mitzi", 1)] == [0]
     assert related(last, "Mitzi", 0) == []
+
+
+def plainly_related(messages: list[Message], text: str, before: int) -> list[tuple[int, float]]:
+    """As search.related() says it, with every message read. Positions and scores, the best ones first."""
+    having = [[message for message in messages if word in index_words(message.answer)] for word in telling_words(text)]
+    having = sorted((found for found in having if 0 < len(found) <= search.MAX_OF_WORD), key=len)
+    scores: dict[int, float] = {}
+    num_read = 0
+    for found in having:
+        if num_read >= search.MAX_RELATED:
+            break
+        num_read += len(found)
+        above = [message.position for message in found if message.position < before]
+        if len(above) <= max(4, before // 5):
+            for position in above:
+                weight = log(1 + (before - len(above) + 0.5) / (len(above) + 0.5))
+                scores[position] = scores.get(position, 0.0) + weight
+    return sorted(scores.items(), key=lambda each: (-each[1], -each[0]))[:8]
+
+
+@pytest.mark.django_db
+@pytest.mark.parametrize("seed", range(3))
+def test_what_is_related_is_what_a_reading_of_everything_finds(
+    seed: int, alice: User, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Frequent words and rare ones, of English and of Chinese, with limits that are reached; and again, when the words
+    that are in too many messages are known."""
+    monkeypatch.setattr(search, "MAX_OF_WORD", 12)
+    monkeypatch.setattr(search, "MAX_RELATED", 20)
+    chance = Random(seed)
+    vocabulary = ["fox", "harbour", "cat", "wizard", "jug", "缓存", "猫", "港口", "前缀", "ophelia", "vardø", "7"]
+    pick = lambda: [chance.choice(vocabulary[: chance.randint(1, len(vocabulary))]) for _ in range(4)]
+    leaf = told(alice, *(" ".join(pick()) for _ in range(30)))
+    messages = list(leaf.conversation.messages.order_by("position"))
+    told(alice, " ".join(vocabulary))
+    for text in [" ".join(pick()) for _ in range(6)] + [" ".join(vocabulary)] * 2:
+        asked = Message(
+            id=leaf.id, conversation_id=leaf.conversation_id, text=text, role="user", position=leaf.position
+        )
+        hits = search.related(leaf.conversation, asked, 50)
+        assert [(hit.position, hit.score) for hit in hits] == plainly_related(messages, text, 50), text
+
+
+def test_common_words_are_kept_of_a_few_conversations() -> None:
+    common = search.CommonWords()
+    first, *others = [UUID(int=number) for number in range(65)]
+    common.add(first, ["cat"])
+    common.add(first, ["dog"])
+    assert common.of(first) == {"cat", "dog"}
+    for other in others:
+        common.add(other, ["cat"])
+    assert common.of(first) == frozenset()
+    assert common.of(others[0]) == {"cat"}
 
 
 @pytest.mark.django_db

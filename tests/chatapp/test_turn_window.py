@@ -11,7 +11,7 @@ import pytest
 from django.db import connection
 from django.test.utils import CaptureQueriesContext
 
-from chatapp import llm, selectors, wire
+from chatapp import llm, wire
 from chatapp.errors import WindowFull
 from chatapp.models import ContextPolicy, Conversation, Generation, Message, Preset, User
 from chatapp.turn import run
@@ -157,8 +157,7 @@ def test_planning_reads_what_has_room_however_long_the_conversation(alice: User,
     assert question is not None
     reply = Message(conversation=conversation, parent=question, role="assistant")
     for is_known in (False, True):
-        before = selectors.generation_before(question, reply)
-        assert before is not None
+        before = Generation.objects.get(message=question.parent_id)
         with CaptureQueriesContext(
             connection,
         ) as queries:
