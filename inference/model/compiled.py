@@ -155,7 +155,8 @@ class CompiledDecoder:
         for form in self._forms:
             check(self._linear, form)
         self._num_positions = 0
-        self._runner = PassRunner(self._layers, constants, num_threads or num_cores(), code.address)
+        threads, has_tiles = num_threads or num_cores(), self._linear.tier.has_tiles
+        self._runner = PassRunner(self._layers, constants, threads, code.address, has_tiles=has_tiles)
         self.fingerprint = self._digest(model_file.digest)
         on_progress(1.0)
 

@@ -11,6 +11,7 @@ from inference.formats.gguf_integers import KINDS
 from inference.kernels.jit.cpu import TIERS, Target, available_tiers, can_convert_halves, host
 from inference.kernels.jit.linear import LinearKernels
 from inference.kernels.quantized import FLOATS, FloatForm, Form, IntegerForm
+from tests.inference.tile_emulation import amx_tier, can_emulate
 
 Case = tuple[str, Target, Form]
 
@@ -33,15 +34,23 @@ OLDER = {"avx2": Target("haswell", ""), "generic": Target("x86-64", "")}
 
 
 def targets() -> list[tuple[str, Target]]:
-    """The tiers of this CPU, compiled for itself and for older ones that it contains. The code of `neon` is plain: it
-    runs everywhere, so that its bits are seen without an ARM."""
-    names = [tier.name for tier in available_tiers()]
+    """The tiers of this CPU, compiled for itself and for older ones that it contains; amx as the last of its own. The
+    code of `neon` is plain: it runs everywhere, so that its bits are seen without an ARM."""
+    own = own_tiers()
+    names = [name for name, _ in own]
     older = OLDER if "avx2" in names else {}
     others = [*older, *(() if "neon" in names or not can_convert_halves() else ("neon",))]
-    return [(name, older.get(name, host())) for name in names] + [(name, host()) for name in others]
+    return [(name, older.get(name, target)) for name, target in own] + [(name, host()) for name in others]
+
+
+def own_tiers() -> list[tuple[str, Target]]:
+    """Those of this CPU, with tiles that are emulated if it has none."""
+    own = [(tier.name, host()) for tier in available_tiers() if not tier.has_tiles]
+    return [*own, ("amx", amx_tier()[1])] if can_emulate() else own
 
 
 TARGETS = targets()
+NUM_OWN = len(own_tiers())  # of them
 
 
 def cases() -> list[ParameterSet]:
@@ -49,7 +58,7 @@ def cases() -> list[ParameterSet]:
     found = []
     for index, (tier, target) in enumerate(TARGETS):
         for form in FORMS:
-            is_quick = form in (COMMON if index < len(available_tiers()) else (Q4_1,) if tier == "neon" else ())
+            is_quick = form in (COMMON if index < NUM_OWN else (Q4_1,) if tier == "neon" else ())
             marks = () if is_quick else (pytest.mark.slow,)
             found.append(pytest.param(tier, target, form, id=f"{tier}-{target.cpu}-{name_of(form)}", marks=marks))
     return found
@@ -64,4 +73,4 @@ def name_of(form: Form) -> str:
 @cache
 def kernels(tier: str, target: Target) -> LinearKernels:
     """Compiled once for all tests."""
-    return LinearKernels(BY_NAME[tier], target)
+    return LinearKernels(amx_tier()[0] if tier == "amx" else BY_NAME[tier], target)

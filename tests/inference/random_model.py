@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 import numpy as np
@@ -10,7 +10,7 @@ import numpy as np
 from inference.config import ModelConfig
 from inference.formats.architectures import expected_shapes
 from inference.formats.base import ModelFile, TokenizerSpec
-from inference.kernels.quantized import FloatForm, WeightMatrix, float_matrix
+from inference.kernels.quantized import FloatForm, IntegerForm, WeightMatrix, float_matrix, integer_matrix
 from inference.types import F32, ForwardBatch
 
 
@@ -127,3 +127,45 @@ def float64_logits(model_file: ModelFile, token_ids: np.ndarray) -> np.ndarray:
         x = x + (gate / (1 + np.exp(-gate)) * (h @ w("mlp.up_proj").T)) @ w("mlp.down_proj").T
     head = "model.embed_tokens.weight" if config.tie_word_embeddings else "lm_head.weight"
     return norm(x, weight("model.norm.weight")) @ weight(head).T
+
+
+class RoundedModelFile(ModelFile):
+    """Another model whose matrices are integers with a scale per group, as in a GGUF file; where rows of w do not
+    consist of whole groups they stay what they are. Codes of attention have 4 bits, the others 8."""
+
+    def __init__(self, model_file: ModelFile) -> None:
+        self._file = model_file
+        self.path, self.name, self.architecture = model_file.path, model_file.name, model_file.architecture
+        self.config, self.chat_template = model_file.config, model_file.chat_template
+        self.tokenizer_spec = model_file.tokenizer_spec
+
+    @property
+    def digest(self) -> str:
+        return f"rounded {self._file.digest}"
+
+    def tensor_names(self) -> tuple[str, ...]:
+        return self._file.tensor_names()
+
+    def stored_types(self) -> Mapping[str, int]:
+        return {"Q4_1": self.config.vocab_size}
+
+    def tensor(self, name: str) -> F32:
+        return self._file.tensor(name)
+
+    def matrix(self, name: str) -> WeightMatrix:
+        weights = self._file.tensor(name)
+        num_rows, num_inner = weights.shape
+        if num_inner % 32:
+            return self._file.matrix(name)
+        groups = weights.reshape(num_rows, num_inner // 32, 32)
+        if "self_attn" in name:
+            least = groups.min(-1)
+            scales = np.maximum((groups.max(-1) - least) / 15, 1e-6)
+            codes = np.rint((groups - least[..., None]) / scales[..., None])
+            form, minimums = IntegerForm("u4", 32, "f16", has_minimum=True), least.astype(np.float16)
+        else:
+            scales = np.maximum(np.abs(groups).max(-1) / 127, 1e-6)
+            codes = np.rint(groups / scales[..., None])
+            form, minimums = IntegerForm("s8", 32, "f32", has_minimum=False), None
+        codes = codes.reshape(weights.shape).astype(np.int8)
+        return integer_matrix(form, codes, scales.astype(form.scale_dtype), minimums)

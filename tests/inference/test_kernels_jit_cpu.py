@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from inference.errors import KernelsUnavailable
-from inference.kernels.jit import compiler
+from inference.kernels.jit import compiler, cpu
 from inference.kernels.jit.cpu import TIERS, available_tiers, choose_tier, host
 from inference.kernels.jit.linear import LinearKernels
 from inference.kernels.jit.linear_check import check
@@ -15,12 +15,15 @@ from inference.kernels.quantized import FloatForm
 
 AVX2 = {"avx2": True, "f16c": True, "sse2": True}
 AVX512 = AVX2 | dict.fromkeys(("avx512f", "avx512bw", "avx512vl", "avx512dq"), True)
+AMX = AVX512 | {"amx-tile": True, "amx-bf16": True}
 FORM = FloatForm("f32")
 
 
 @pytest.mark.parametrize(
     ("features", "names"),
     [
+        (AMX, ["amx", "avx512", "avx2", "generic"]),
+        (AMX | {"amx-bf16": False}, ["avx512", "avx2", "generic"]),
         (AVX512, ["avx512", "avx2", "generic"]),
         (AVX512 | {"avx512bw": False}, ["avx2", "generic"]),  # the first CPUs with AVX-512 have no words
         (AVX2, ["avx2", "generic"]),
@@ -41,6 +44,21 @@ def test_a_tier_that_the_cpu_lacks_is_refused_with_those_it_has() -> None:
         choose_tier("avx512", AVX2)
     with pytest.raises(KernelsUnavailable, match="sse9"):
         choose_tier("sse9")
+
+
+def test_tiles_that_the_system_does_not_grant_are_no_tier_of_this_cpu(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Linux gives a process its tile registers only when it asks, and not always."""
+    monkeypatch.setattr(cpu.llvm, "get_host_cpu_features", lambda: AMX)
+    monkeypatch.setattr(cpu, "can_use_tiles", lambda: False)
+    assert [tier.name for tier in available_tiers()] == ["avx512", "avx2", "generic"]
+    monkeypatch.setattr(cpu, "can_use_tiles", lambda: True)
+    assert choose_tier("auto").name == "amx"
+
+
+def test_a_cpu_without_tiles_does_not_grant_them() -> None:
+    """And asking for them does no harm."""
+    has_tiles = cpu.llvm.get_host_cpu_features().get("amx-tile", False)
+    assert cpu.can_use_tiles() is has_tiles or has_tiles
 
 
 def test_this_cpu_has_at_least_plain_vectors() -> None:

@@ -10,11 +10,14 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from numba import njit
 
-from inference.kernels.jit.cpu import Target, available_tiers
+from inference.kernels.jit.cpu import Target
 from inference.kernels.jit.linear import embed, linear, quantise
 from inference.kernels.jit.linear_check import KernelsDiffer, check, multiply, random_matrix
-from inference.kernels.jit.linear_rows import STEP, quantised_bytes
-from inference.kernels.jit.linear_unpacked import MAX_ROWS, MAX_STEPS, SCRATCH_BYTES
+from inference.kernels.jit.linear_kernel import SCRATCH_BYTES
+from inference.kernels.jit.linear_rows import STEP, quantised_bytes, tile_rows_bytes
+from inference.kernels.jit.linear_tiles import MAX_ROWS as MAX_TILED
+from inference.kernels.jit.linear_tiles import MIN_TILED
+from inference.kernels.jit.linear_unpacked import MAX_ROWS, MAX_STEPS
 from inference.kernels.jit.packing import aligned, pack
 from inference.kernels.oracle import linear as oracle
 from inference.kernels.quantized import (
@@ -29,9 +32,9 @@ from inference.kernels.quantized import (
 )
 from inference.types import F32
 from tests.examples import examples
-from tests.inference.linear_cases import COMMON, OLDER, Q4_1, TARGETS, cases, kernels, name_of
+from tests.inference.linear_cases import COMMON, NUM_OWN, OLDER, Q4_1, TARGETS, cases, kernels, name_of
 
-on_every_target = pytest.mark.parametrize(("tier", "target"), TARGETS[: len(available_tiers())])
+on_every_target = pytest.mark.parametrize(("tier", "target"), TARGETS[:NUM_OWN])
 on_every_case = pytest.mark.parametrize(("tier", "target", "form"), cases())
 
 
@@ -51,7 +54,7 @@ def test_every_form_has_the_oracles_bits(tier: str, target: Target, form: Form) 
 
 @settings(max_examples=examples(60), deadline=None)
 @given(
-    case=st.sampled_from(TARGETS[: len(available_tiers())]),
+    case=st.sampled_from(TARGETS[:NUM_OWN]),
     form=st.sampled_from(COMMON),
     num_rows=st.integers(1, 70),
     num_steps=st.integers(1, 6),
@@ -80,9 +83,9 @@ def test_panels_taken_in_parts_and_tokens_in_portions_have_the_oracles_bits(
     rng = np.random.default_rng(8)
     matrix = random_matrix(form, 19, STEP * (2 * MAX_STEPS + 1), rng)
     packed = pack([matrix], kernels(tier, target))
-    x = rng.standard_normal((2 * MAX_ROWS + 3, matrix.num_inner), np.float32)
+    x = rng.standard_normal((max(2 * MAX_ROWS, MAX_TILED) + 3, matrix.num_inner), np.float32)
     expected = oracle.linear(matrix, x)
-    for num_tokens in (*range(1, 34), MAX_ROWS, len(x)):
+    for num_tokens in (*range(1, 34), MAX_ROWS, 2 * MAX_ROWS + 3, len(x)):
         assert_same_bits(multiply(packed, x[:num_tokens], kernels(tier, target)), expected[:num_tokens])
 
 
@@ -97,7 +100,7 @@ def test_the_largest_sums_do_not_overflow(tier: str, target: Target, form: Integ
         assert isinstance(rows, IntegerRows)
         rows.codes[...] = code
         for sign in (-1, 1):
-            x = np.full((5, 64), sign * 3.5, np.float32)
+            x = np.full((MIN_TILED + 1, 64), sign * 3.5, np.float32)
             found = multiply(pack([matrix], kernels(tier, target)), x, kernels(tier, target))
             assert_same_bits(found, oracle.linear(matrix, x))
 
@@ -119,12 +122,14 @@ def test_a_row_has_the_same_bits_alone_and_among_any_others(tier: str, target: T
 def test_what_is_no_number_reaches_every_output_of_its_row_and_no_other(tier: str, target: Target) -> None:
     rng = np.random.default_rng(5)
     packed = pack([random_matrix(Q4_1, 40, 64, rng)], kernels(tier, target))
-    x = rng.standard_normal((6, 64), np.float32)
-    clean = multiply(packed, x, kernels(tier, target))
+    x = rng.standard_normal((MIN_TILED + 6, 64), np.float32)
+    clean = x.copy()
     x[1, 3], x[3, 60], x[4, 0] = np.nan, np.inf, -np.inf
-    found = multiply(packed, x, kernels(tier, target))
-    assert np.isnan(found[[1, 3, 4]]).all()
-    assert_same_bits(found[[0, 2, 5]], clean[[0, 2, 5]])
+    for num_tokens in (6, len(x)):
+        found, expected = (multiply(packed, rows[:num_tokens], kernels(tier, target)) for rows in (x, clean))
+        assert np.isnan(found[[1, 3, 4]]).all()
+        others = [0, 2, *range(5, num_tokens)]
+        assert_same_bits(found[others], expected[others])
 
 
 @on_every_target
@@ -139,13 +144,13 @@ def test_float16_weights_keep_subnormals_and_infinities(tier: str, target: Targe
 
 
 @njit(nogil=True)
-def run(matrix, x, x_stride, data, scratch, first, end, out, out_stride, first_panel, end_panel):  # type: ignore[no-untyped-def]
-    linear(matrix, x, x_stride, data, scratch, first, end, out, out_stride, first_panel, end_panel)
+def run(matrix, x, x_stride, data, tiles, scratch, first, end, out, out_stride, first_panel, end_panel):  # type: ignore[no-untyped-def]
+    linear(matrix, x, x_stride, data, tiles, scratch, first, end, out, out_stride, first_panel, end_panel)
 
 
 @njit(nogil=True)
-def run_quantise(kernel, x, x_stride, num_inner, data, first, end):  # type: ignore[no-untyped-def]
-    quantise(kernel, x, x_stride, num_inner, data, first, end)
+def run_quantise(kernel, x, x_stride, num_inner, data, tiles, first, end):  # type: ignore[no-untyped-def]
+    quantise(kernel, x, x_stride, num_inner, data, tiles, first, end)
 
 
 @njit
@@ -153,21 +158,26 @@ def run_embed(matrix, row, out):  # type: ignore[no-untyped-def]
     embed(matrix, row, out)
 
 
+@on_every_target
 @pytest.mark.parametrize("form", [Q4_1, FloatForm("f16")], ids=name_of)
-def test_compiled_code_computes_parts_into_a_wider_array_and_nothing_beside(form: Form) -> None:
+def test_compiled_code_computes_parts_into_a_wider_array_and_nothing_beside(
+    tier: str, target: Target, form: Form
+) -> None:
     """Strides, row ranges and panel ranges, on two threads at once."""
-    rng, found = np.random.default_rng(6), kernels(*TARGETS[0])
+    rng, found = np.random.default_rng(6), kernels(tier, target)
     matrix = random_matrix(form, 77, 64, rng)
     packed = pack([matrix], found)
-    wide = rng.standard_normal((11, 100), np.float32)
-    data, scratch = aligned(quantised_bytes(11, 64)), aligned(2 * SCRATCH_BYTES)
-    out = np.full((11, 90), 7, np.float32)
-    for first, end in ((0, 5), (5, 11)):
-        run_quantise(found.quantise(), wide.ctypes.data, 100, 64, data.ctypes.data, first, end)
+    wide = rng.standard_normal((47, 100), np.float32)
+    data, scratch = aligned(quantised_bytes(47, 64)), aligned(2 * SCRATCH_BYTES)
+    tiles = aligned(tile_rows_bytes(47, 64))
+    codes = data.ctypes.data, tiles.ctypes.data if found.tier.has_tiles else 0
+    out = np.full((47, 90), 7, np.float32)
+    for first, end in ((0, 5), (5, 47)):
+        run_quantise(found.quantise(), wide.ctypes.data, 100, 64, *codes, first, end)
 
     def part(own: int, panels: tuple[int, int]) -> None:
-        for rows in ((0, 8), (8, 11)):
-            x = wide.ctypes.data, 100, data.ctypes.data
+        for rows in ((0, 8), (8, 30), (32, 47), (28, 34)):
+            x = wide.ctypes.data, 100, *codes
             run(packed.address, *x, scratch.ctypes.data + own, *rows, out.ctypes.data + 8, 90, *panels)
 
     part(0, (1, 1))  # compiled before the threads start
@@ -202,7 +212,9 @@ def test_a_tier_proves_itself_at_start(tier: str, target: Target, form: Form) ->
 def test_the_code_of_older_cpus_is_theirs() -> None:
     """Otherwise these tests would try one tier under three names."""
     for tier, target in TARGETS:
-        if target.cpu == OLDER["generic"].cpu:
+        if tier == "amx":
+            assert "tdpbf16ps" in kernels(tier, target).code(Q4_1).assembly()
+        elif target.cpu == OLDER["generic"].cpu:
             assert "%ymm" not in kernels(tier, target).code(Q4_1).assembly()
         elif target.cpu == OLDER["avx2"].cpu:
             text = kernels(tier, target).code(Q4_1).assembly()

@@ -24,6 +24,12 @@ SEGMENT_BYTES = 24  # expert, first pair, number of pairs
 EMPTY = -1
 
 
+def segments_bytes(num_experts: int) -> int:
+    """Bytes of a layer's segments. Each layer has its own: they say how many tasks there are, and a thread that comes
+    late to the stages of a layer must find none of another one's."""
+    return SEGMENTS_BYTES + SEGMENT_BYTES * num_experts
+
+
 @kernel
 def choose(p: Record, w: Record, counters: int, stage: int) -> int:
     """Where each token goes, by its router scores, and where the pairs lie."""
@@ -40,19 +46,19 @@ def choose(p: Record, w: Record, counters: int, stage: int) -> int:
                 p.chosen + 4 * row * p.num_chosen,
                 p.shares + 4 * row * p.num_chosen,
             )
-        _lay_out(p, w.num_experts)
+        _lay_out(p, w.num_experts, p.segments + w.segments)
         done(counters, stage)
     wait(counters, stage, 1)
     return stage + 1
 
 
 @kernel
-def _lay_out(p: Record, num_experts: int) -> None:
+def _lay_out(p: Record, num_experts: int, segments: int) -> None:
     """segments: the two numbers in front, then SEGMENT_BYTES each. pairs: for each (token, rank) its
     row, then for each row its token, EMPTY where there is none."""
     num_choices = p.num_tokens * p.num_chosen
     token_of = p.pairs + 4 * num_choices
-    segment, first = p.segments + SEGMENTS_BYTES, 0
+    segment, first = segments + SEGMENTS_BYTES, 0
     for expert in range(num_experts):
         count = 0
         for choice in range(num_choices):
@@ -69,14 +75,14 @@ def _lay_out(p: Record, num_experts: int) -> None:
             for row in range(first + count, end):
                 set_i32(token_of + 4 * row, EMPTY)
             first = end
-    set_i64(p.segments, (segment - p.segments - SEGMENTS_BYTES) // SEGMENT_BYTES)
-    set_i64(p.segments + 8, first)
+    set_i64(segments, (segment - segments - SEGMENTS_BYTES) // SEGMENT_BYTES)
+    set_i64(segments + 8, first)
 
 
 @kernel
-def fill_pairs(p: Record, counters: int, stage: int) -> int:
+def fill_pairs(p: Record, w: Record, counters: int, stage: int) -> int:
     """Every pair gets its token's input."""
-    num_rows = get_i64(p.segments + 8)
+    num_rows = get_i64(p.segments + w.segments + 8)
     num_tasks = -(-num_rows // p.row_step)
     token_of = p.pairs + 4 * p.num_tokens * p.num_chosen
     task = take(counters, stage, num_tasks)
@@ -89,7 +95,7 @@ def fill_pairs(p: Record, counters: int, stage: int) -> int:
                 for at in range(0, p.hidden, 16):
                     part = load_first(source + 4 * at, p.hidden - at)
                     store_first(p.pair_input + row * p.input_bytes + 4 * at, part, p.hidden - at)
-        quantise_rows(p, p.pair_input, p.pair_quantised, p.hidden, first, end)
+        quantise_rows(p, p.pair_input, p.pair_quantised, p.pair_tiles, p.hidden, first, end)
         done(counters, stage)
         task = take(counters, stage, num_tasks)
     wait(counters, stage, num_tasks)
@@ -99,21 +105,22 @@ def fill_pairs(p: Record, counters: int, stage: int) -> int:
 @kernel
 def multiply_pairs(p: Record, w: Record, offset: int, column: int, thread: int, counters: int, stage: int) -> int:
     """pair_wide, from a column on, = weights @ pair_input, with the weights at `offset` of each expert's record."""
-    num_segments = get_i64(p.segments)
+    num_segments = get_i64(p.segments + w.segments)
     panels = num_panels(w.experts + offset)
     step = portion(panels, p.num_threads)
     per_segment = -(-panels // step)
     num_tasks = num_segments * per_segment
     task = take(counters, stage, num_tasks)
     while task >= 0:
-        segment = p.segments + SEGMENTS_BYTES + task // per_segment * SEGMENT_BYTES
+        segment = p.segments + w.segments + SEGMENTS_BYTES + task // per_segment * SEGMENT_BYTES
         matrix = w.experts + get_i64(segment) * EXPERT_BYTES + offset
         first, start = get_i64(segment + 8), task % per_segment * step
         last = first + get_i64(segment + 16)
         end = min(start + step, panels)
         x_stride, out, out_stride = p.input_bytes // 4, p.pair_wide + 4 * column, p.wide_bytes // 4
         scratch = p.scratch + thread * p.scratch_bytes
-        linear(matrix, p.pair_input, x_stride, p.pair_quantised, scratch, first, last, out, out_stride, start, end)
+        rows, codes, tiles = p.pair_input, p.pair_quantised, p.pair_tiles
+        linear(matrix, rows, x_stride, codes, tiles, scratch, first, last, out, out_stride, start, end)
         done(counters, stage)
         task = take(counters, stage, num_tasks)
     wait(counters, stage, num_tasks)
@@ -123,7 +130,7 @@ def multiply_pairs(p: Record, w: Record, offset: int, column: int, thread: int, 
 @kernel
 def activate_pairs(p: Record, w: Record, counters: int, stage: int) -> int:
     """The gated activation of pair_wide as the next input of the pairs."""
-    num_rows = get_i64(p.segments + 8)
+    num_rows = get_i64(p.segments + w.segments + 8)
     num_tasks = -(-num_rows // p.row_step)
     token_of = p.pairs + 4 * p.num_tokens * p.num_chosen
     task = take(counters, stage, num_tasks)
@@ -134,7 +141,7 @@ def activate_pairs(p: Record, w: Record, counters: int, stage: int) -> int:
                 gate = p.pair_wide + row * p.wide_bytes
                 out = p.pair_input + row * p.input_bytes
                 elementwise.activate(gate, gate + 4 * w.width, p.activation, w.width, out)
-        quantise_rows(p, p.pair_input, p.pair_quantised, w.width, first, end)
+        quantise_rows(p, p.pair_input, p.pair_quantised, p.pair_tiles, w.width, first, end)
         done(counters, stage)
         task = take(counters, stage, num_tasks)
     wait(counters, stage, num_tasks)
@@ -163,7 +170,7 @@ def mix_pairs(p: Record, counters: int, stage: int) -> int:
 def feed_forward(p: Record, w: Record, thread: int, counters: int, stage: int) -> int:
     """`wide` out of the router's scores and the normalised input."""
     stage = choose(p, w, counters, stage)
-    stage = fill_pairs(p, counters, stage)
+    stage = fill_pairs(p, w, counters, stage)
     stage = multiply_pairs(p, w, 0, 0, thread, counters, stage)
     if w.num_gate_up > 1:
         stage = multiply_pairs(p, w, UP_AT, w.width, thread, counters, stage)

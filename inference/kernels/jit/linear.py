@@ -2,14 +2,15 @@
 
 What the rest of a pass calls from nopython code; matrix, x, data, out are addresses, strides count elements:
 
-    quantise(kernel, x, x_stride, num_inner, data, first_row, end_row)
+    quantise(kernel, x, x_stride, num_inner, data, tiles, first_row, end_row)
         Rows first_row .. end_row - 1 of x (T, K) float32 as integers in data: quantised_bytes(T, K) bytes, aligned to
-        64. K a multiple of 32. Needed before products with an integer form. Rows may be spread over threads.
-    linear(matrix, x, x_stride, data, scratch, first_row, end_row, out, out_stride, first_panel, end_panel)
+        64; and in tiles, tile_rows_bytes(T, K), unless that is 0 or the tier has none. K a multiple of 32. Needed
+        before products with an integer form. Rows may be spread over threads.
+    linear(matrix, x, x_stride, data, tiles, scratch, first_row, end_row, out, out_stride, first_panel, end_panel)
         Rows first_row (a multiple of 4) .. end_row - 1 and columns 16 * first_panel .. 16 * end_panel - 1 of
-        out (T, N) float32, as far as the matrix has them; nothing else is written. Integer forms read data only,
-        float forms x only. Fastest with a multiple of three panels, the widest tile. scratch: SCRATCH_BYTES of the
-        thread's own, aligned to 64; what it holds before and after means nothing.
+        out (T, N) float32, as far as the matrix has them; nothing else is written. Integer forms read data, and tiles
+        if there are any, float forms x only. Fastest with a multiple of three panels, the widest tile. scratch:
+        SCRATCH_BYTES of the thread's own, aligned to 64; what it holds before and after means nothing.
     embed(matrix, row, out)
         One row of w as float32 (K,).
 
@@ -105,7 +106,7 @@ class LinearKernels:
     def _kept(self, form: Form | None) -> Path | None:
         if self.folder is None:
             return None
-        key = f"{llvm.get_process_triple()} {self.tier.name} {form} {self.target}"
+        key = f"{llvm.get_process_triple()} {self.tier} {form} {self.target}"
         return self.folder / f"linear-{hashlib.sha256(key.encode()).hexdigest()[:32]}.o"
 
 
@@ -126,7 +127,7 @@ def _call(builder: Any, address: Any, parameters: Sequence[ir.Type], arguments: 
 
 @instruction
 def quantise(
-    _: Any, kernel: Any, x: Any, x_stride: Any, num_inner: Any, data: Any, first_row: Any, end_row: Any
+    _: Any, kernel: Any, x: Any, x_stride: Any, num_inner: Any, data: Any, tiles: Any, first_row: Any, end_row: Any
 ) -> Any:
     """See above."""
 
@@ -134,7 +135,7 @@ def quantise(
         _call(builder, arguments[0], QUANTISE_PARAMETERS, arguments[1:])
         return context.get_dummy_value()
 
-    return types.void(*[types.int64] * 7), emit
+    return types.void(*[types.int64] * 8), emit
 
 
 @instruction
@@ -144,6 +145,7 @@ def linear(
     x: Any,
     x_stride: Any,
     data: Any,
+    tiles: Any,
     scratch: Any,
     first_row: Any,
     end_row: Any,
@@ -160,7 +162,7 @@ def linear(
         _call(builder, _field(builder, matrix, "kernel"), PARAMETERS, [*fields, *rest])
         return context.get_dummy_value()
 
-    return types.void(*[types.int64] * 11), emit
+    return types.void(*[types.int64] * 12), emit
 
 
 @instruction

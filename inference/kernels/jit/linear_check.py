@@ -8,9 +8,8 @@ import numpy as np
 
 from inference.errors import InferenceError
 from inference.kernels.jit.linear import LinearKernels
-from inference.kernels.jit.linear_kernel import PARAMETERS
-from inference.kernels.jit.linear_rows import QUANTISE_PARAMETERS, STEP, quantised_bytes
-from inference.kernels.jit.linear_unpacked import SCRATCH_BYTES
+from inference.kernels.jit.linear_kernel import PARAMETERS, SCRATCH_BYTES
+from inference.kernels.jit.linear_rows import QUANTISE_PARAMETERS, STEP, quantised_bytes, tile_rows_bytes
 from inference.kernels.jit.packing import PackedMatrix, aligned, pack
 from inference.kernels.oracle import linear as oracle
 from inference.kernels.quantized import (
@@ -24,7 +23,7 @@ from inference.kernels.quantized import (
 )
 from inference.types import F32
 
-NUM_ROWS, NUM_INNER, TOKEN_COUNTS = 4 * 16 + 3, 3 * STEP, (1, 7)  # every size of a tile, a panel that is not full
+NUM_ROWS, NUM_INNER, TOKEN_COUNTS = 4 * 16 + 3, 3 * STEP, (1, 7, 20)  # every size of a tile, a panel that is not full
 
 _QUANTISE = ctypes.CFUNCTYPE(None, *[ctypes.c_int64] * len(QUANTISE_PARAMETERS))
 _LINEAR = ctypes.CFUNCTYPE(None, *[ctypes.c_int64] * len(PARAMETERS))
@@ -47,12 +46,15 @@ def multiply(matrix: PackedMatrix, x: F32, kernels: LinearKernels) -> F32:
     num_tokens, num_inner = x.shape
     y = np.zeros((num_tokens, int(record["num_rows"])), np.float32)
     data = aligned(0 if record["is_float"] else quantised_bytes(num_tokens, num_inner))
+    has_tiles = kernels.tier.has_tiles and not record["is_float"]
+    tiles = aligned(tile_rows_bytes(num_tokens, num_inner) if has_tiles else 0)
+    rows = data.ctypes.data, tiles.ctypes.data if has_tiles else 0
     if not record["is_float"]:
-        _QUANTISE(kernels.quantise())(x.ctypes.data, num_inner, num_inner, data.ctypes.data, 0, num_tokens)
+        _QUANTISE(kernels.quantise())(x.ctypes.data, num_inner, num_inner, *rows, 0, num_tokens)
     scratch = aligned(SCRATCH_BYTES)
     fields = [int(record[name]) for name in ("data", "panel_bytes", "num_rows", "num_inner")]
     _LINEAR(int(record["kernel"]))(
-        *fields, x.ctypes.data, num_inner, data.ctypes.data, scratch.ctypes.data, 0, num_tokens,
+        *fields, x.ctypes.data, num_inner, *rows, scratch.ctypes.data, 0, num_tokens,
         y.ctypes.data, y.shape[1], 0, int(record["num_panels"]),
     )  # fmt: skip
     return y

@@ -89,8 +89,13 @@ class IntegerTile:
 
 def add_group(e: Emitter, total: Value, exact: Value, scale: Value, minimum: Value | None, token_sum: Value) -> Value:
     """total + (float(exact) * scale + float(sum of x) * minimum), rounded at each step; the sum of x is a scalar."""
+    return add_exact(e, total, e.b.sitofp(exact, e.vector(F32)), scale, minimum, token_sum)
+
+
+def add_exact(e: Emitter, total: Value, exact: Value, scale: Value, minimum: Value | None, token_sum: Value) -> Value:
+    """The same for a sum that is float32 already."""
     b = e.b
-    product = b.fmul(b.sitofp(exact, e.vector(F32)), scale)
+    product = b.fmul(exact, scale)
     if minimum is not None:
         product = b.fadd(product, b.fmul(e.splat(token_sum), minimum))
     return b.fadd(total, product)

@@ -13,11 +13,15 @@ from inference.kernels.jit.linear_float import K_STEP, FloatTile
 from inference.kernels.jit.linear_integer import PANEL, IntegerTile
 from inference.kernels.jit.linear_output import write_rows
 from inference.kernels.jit.linear_rows import BLOCK, CODE_BYTES, SCALES_BYTES, STEP, STEP_BYTES, SUM_BYTES
-from inference.kernels.jit.linear_unpacked import UnpackedProduct
+from inference.kernels.jit.linear_tiles import MIN_TILED, TILED_BYTES, TiledProduct
+from inference.kernels.jit.linear_unpacked import UNPACKED_BYTES, UnpackedProduct
 from inference.kernels.quantized import FloatForm, Form, IntegerForm
 
-# matrix: data, panel_bytes, num_rows, num_inner; activations: x, x_stride, data; scratch; rows, out, stride, panels
-PARAMETERS: tuple[ir.Type, ...] = (PTR, I64, I64, I64, PTR, I64, PTR, PTR, I64, I64, PTR, I64, I64, I64)
+# matrix: data, panel_bytes, num_rows, num_inner; activations: x, x_stride, data, tiles; scratch; rows, out, stride,
+# panels
+PARAMETERS: tuple[ir.Type, ...] = (PTR, I64, I64, I64, PTR, I64, PTR, PTR, PTR, I64, I64, PTR, I64, I64, I64)
+SCRATCH_BYTES = max(UNPACKED_BYTES, TILED_BYTES)  # of a thread
+TILES = 7  # place of tiles among them
 MIN_UNPACKED = 7  # tokens; with fewer, weights are unpacked again for each tile
 TILE_PARAMETERS: tuple[ir.Type, ...] = (PTR, I64, I64, PTR, I64, PTR, I64, I64)
 
@@ -40,6 +44,9 @@ class Product:
         self.unpacked: UnpackedProduct | None = None
         if isinstance(form, IntegerForm) and tier.num_registers < 32:
             self.unpacked = UnpackedProduct(module, tier, form, name)
+        self.tiled: TiledProduct | None = None
+        if isinstance(form, IntegerForm) and tier.has_tiles:
+            self.tiled = TiledProduct(module, tier, form, name)
         self.tiles: dict[tuple[int, int, bool], ir.Function] = {}
         self._walk()
 
@@ -79,21 +86,38 @@ class Product:
     def _walk(self) -> None:
         e = Emitter(self.module, self.tier, self.name, PARAMETERS, public=True)
         b = e.b
-        first_row, end_row, _, _, first, end = e.arguments[8:]
+        first_row, end_row, _, _, first, end = e.arguments[-6:]
         num_tokens = b.sub(end_row, first_row)
         with b.if_else(b.icmp_signed("==", num_tokens, e.i64(1))) as (is_one, are_several):
             with is_one:
                 e.loop(first, end, 1, [], lambda panel: self._call_tile(e, panel, 1, first_row, 1, is_first=True))
             with are_several:
-                if self.unpacked is None:
-                    self._tiles(e)
-                else:
-                    with b.if_else(b.icmp_signed("<", num_tokens, e.i64(MIN_UNPACKED))) as (are_few, are_many):
-                        with are_few:
-                            self._tiles(e)
-                        with are_many:
-                            self.unpacked.walk(e)
+                self._several(e, num_tokens)
         e.finish()
+
+    def _several(self, e: Emitter, num_tokens: Value) -> None:
+        """More tokens than one, in the way that is fastest for so many."""
+        b = e.b
+        if self.tiled is not None:
+            has_tiles = b.icmp_unsigned("!=", b.ptrtoint(e.arguments[TILES], I64), e.i64(0))
+            is_tiled = b.and_(has_tiles, b.icmp_signed(">=", num_tokens, e.i64(MIN_TILED)))
+            with b.if_else(is_tiled) as (are_many, are_few):
+                with are_many:
+                    self.tiled.walk(e)
+                with are_few:
+                    self._without_tiles(e, num_tokens)
+        else:
+            self._without_tiles(e, num_tokens)
+
+    def _without_tiles(self, e: Emitter, num_tokens: Value) -> None:
+        if self.unpacked is None:
+            self._tiles(e)
+            return
+        with e.b.if_else(e.b.icmp_signed("<", num_tokens, e.i64(MIN_UNPACKED))) as (are_few, are_many):
+            with are_few:
+                self._tiles(e)
+            with are_many:
+                self.unpacked.walk(e)
 
     def _tiles(self, e: Emitter) -> None:
         b, step = e.b, self.panels_per_tile
@@ -107,7 +131,7 @@ class Product:
     def _rows(self, e: Emitter, panel: Value, num_panels: int) -> list[Value]:
         """All tokens with some panels."""
         b, step = e.b, self.tokens_per_tile
-        first, end = e.arguments[8:10]
+        first, end = e.arguments[-6:-4]
 
         def tile(row: Value) -> list[Value]:
             left, done = b.sub(end, row), b.append_basic_block("next")
@@ -135,7 +159,8 @@ class Product:
         self, e: Emitter, panel: Value, num_panels: int, row: Value, num_tokens: int, *, is_first: bool
     ) -> list[Value]:
         b = e.b
-        data, panel_bytes, num_rows, num_inner, x, x_stride, rows, _, _, _, out, out_stride, _, _ = e.arguments
+        data, panel_bytes, num_rows, num_inner, x, x_stride, rows = e.arguments[:7]
+        out, out_stride = e.arguments[-4:-2]
         panels = e.at(data, b.mul(panel, panel_bytes))
         column = b.mul(panel, e.i64(PANEL))
         if isinstance(self.form, FloatForm):

@@ -3,6 +3,10 @@
 Rows lie in blocks of four, so that the inner loops find all four at constant distances. A block is K / 32 steps of
 [4 rows x 32 int16][4 float32: sums over 32 k][4 float32: over the first 16][4 float32: over the last 16][padding to
 320], and at its end 4 float32 scales, padded to 64. Of four neighbouring k the order is 0, 2, 1, 3 (linear_integer).
+
+For tiles (linear_tiles) a row is written once more, as bfloat16, which are exact: K / 32 steps of [32 multiples of 128]
+[32 rests 0 .. 127], whose sums are the integers, in the same order; then 64 bytes of nothing, so that rows, which are
+all equally far apart, do not meet in the same sets of a cache.
 """
 
 from __future__ import annotations
@@ -23,7 +27,11 @@ MAX_CODE = 16383
 LEAST = 1e-30  # a row whose largest magnitude is below counts as zeros
 ROUND = 12582912.0  # 1.5 * 2**23: adding it leaves the nearest integer in the low bits, ties to even
 
-QUANTISE_PARAMETERS: tuple[ir.Type, ...] = (PTR, I64, I64, PTR, I64, I64)  # x, stride, K, data, first row, end row
+TILE_TOKENS = 16  # rows that a tile takes at once
+HIGH_MASK = -128  # of an integer: what its first bfloat16 holds
+
+# x, stride, K, data, tiles, first row, end row
+QUANTISE_PARAMETERS: tuple[ir.Type, ...] = (PTR, I64, I64, PTR, PTR, I64, I64)
 
 
 def block_bytes(num_inner: int) -> int:
@@ -32,8 +40,18 @@ def block_bytes(num_inner: int) -> int:
 
 
 def quantised_bytes(num_rows: int, num_inner: int) -> int:
-    """Bytes that so many rows take."""
-    return -(-num_rows // BLOCK) * block_bytes(num_inner)
+    """Bytes that so many rows take, and those that a tile reads behind them."""
+    return (-(-num_rows // BLOCK) + TILE_TOKENS // BLOCK) * block_bytes(num_inner)
+
+
+def tile_row_bytes(num_inner: int) -> int:
+    """Bytes from a row of the tiles to the next."""
+    return 2 * num_inner // STEP * CODE_BYTES + 64
+
+
+def tile_rows_bytes(num_rows: int, num_inner: int) -> int:
+    """Bytes of the tiles of so many rows, and of those that a tile reads behind them."""
+    return (num_rows + TILE_TOKENS) * tile_row_bytes(num_inner)
 
 
 def sums_offset(group: int, part: int, row: int) -> int:
@@ -43,10 +61,11 @@ def sums_offset(group: int, part: int, row: int) -> int:
 
 
 def emit_quantise(module: ir.Module, tier: Tier, name: str) -> None:
-    """void name(x, x_stride, K, data, first, end): rows of x (float32, stride in elements) into blocks at data."""
+    """void name(x, x_stride, K, data, tiles, first, end): rows of x (float32, stride in elements) into blocks at data,
+    and into tiles unless that is null."""
     e = Emitter(module, tier, name, QUANTISE_PARAMETERS, public=True)
     b = e.b
-    x, stride, num_inner, data, first, end = e.arguments
+    x, stride, num_inner, data, tiles, first, end = e.arguments
     num_steps = b.udiv(num_inner, e.i64(STEP))
     size = b.add(b.mul(num_steps, e.i64(STEP_BYTES)), e.i64(SCALES_BYTES))
 
@@ -57,6 +76,10 @@ def emit_quantise(module: ir.Module, tier: Tier, name: str) -> None:
         factor, scale = _factors(e, _largest(e, source, num_steps))
         e.store(scale, block, b.add(b.mul(num_steps, e.i64(STEP_BYTES)), b.mul(within, e.i64(4))), align=4)
         _convert(e, source, block, within, num_steps, factor)
+        if tier.has_tiles:
+            row_bytes = e.b.add(e.b.mul(num_steps, e.i64(2 * CODE_BYTES)), e.i64(64))
+            with e.when(b.icmp_unsigned("!=", b.ptrtoint(tiles, I64), e.i64(0))):
+                _split(e, block, within, num_steps, e.at(tiles, b.mul(index, row_bytes)))
         return []
 
     e.loop(first, end, 1, [], row)
@@ -128,6 +151,24 @@ def _convert(e: Emitter, source: Value, block: Value, within: Value, num_steps: 
                 b.add(row, e.i64(sums_offset(STEP, 0, 0) + BLOCK * SUM_BYTES * place)),
                 align=4,
             )
+        return []
+
+    e.loop(e.i64(0), num_steps, 1, [], step)
+
+
+def _split(e: Emitter, block: Value, within: Value, num_steps: Value, target: Value) -> None:
+    """The integers of a row as pairs of bfloat16."""
+    b = e.b
+    wide, row = e.vector(I32, STEP), b.mul(within, e.i64(CODE_BYTES))
+
+    def step(index: Value) -> list[Value]:
+        codes = e.load(block, b.add(b.mul(index, e.i64(STEP_BYTES)), row), e.vector(I16, STEP))
+        codes = b.sext(codes, wide)
+        place = b.mul(index, e.i64(2 * CODE_BYTES))
+        for half, mask in enumerate((HIGH_MASK, ~HIGH_MASK)):
+            floats = b.sitofp(b.and_(codes, e.constant(mask, I32, STEP)), e.vector(F32, STEP))
+            upper = b.lshr(b.bitcast(floats, wide), e.constant(16, I32, STEP))
+            e.store(b.trunc(upper, e.vector(I16, STEP)), target, b.add(place, e.i64(half * CODE_BYTES)), align=64)
         return []
 
     e.loop(e.i64(0), num_steps, 1, [], step)

@@ -8,6 +8,8 @@ there on all forms are alike. Float sums wait in the scratch as well, so that th
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
 from llvmlite import ir
 
 from inference.kernels.jit.cpu import Tier
@@ -22,19 +24,25 @@ PAIRS = STEP // 2
 MAX_STEPS = 18  # of a part: 576 k, which with the activations of a tile fit 32 KB
 MAX_ROWS = 64  # tokens that meet a panel before the next one comes: their activations stay in the second cache
 SUMS_AT = MAX_STEPS * LINE * (PAIRS + 4)
-SCRATCH_BYTES = SUMS_AT + MAX_ROWS * LINE
+UNPACKED_BYTES = SUMS_AT + MAX_ROWS * LINE
 VECTORS = 2  # of rows, in a tile: with four tokens eight sums
 
 UNPACK_PARAMETERS: tuple[ir.Type, ...] = (PTR, PTR, I64, I64)
 TILE_PARAMETERS: tuple[ir.Type, ...] = (PTR, I64, PTR, PTR, I64)
 
 
-def _step_bytes(form: IntegerForm) -> int:
+def unpacked_bytes(form: IntegerForm) -> int:
+    """Bytes of a step."""
     return LINE * (PAIRS + 2 * STEP // form.group)
 
 
-def emit_unpack(e: Emitter, form: IntegerForm) -> ir.Function:
-    """void (part of a panel, scratch, number of steps, how far ahead memory is asked for)."""
+def emit_unpack(
+    e: Emitter, form: IntegerForm, convert: Callable[[Emitter, Value], Value] = lambda _, words: words
+) -> ir.Function:
+    """void (part of a panel, scratch, number of steps, how far ahead memory is asked for).
+
+    convert: what becomes of each pair of int16, if anything else of four bytes.
+    """
     panel, scratch, num_steps, ahead = e.arguments
     per_step, group_size = STEP // form.group, group_bytes(form)
     width = PANEL // e.tier.lanes
@@ -46,12 +54,17 @@ def emit_unpack(e: Emitter, form: IntegerForm) -> ir.Function:
             for v in range(width):
                 at = 4 * v * e.tier.lanes
                 for place, words in reader.words(v):
-                    e.store(words, target, LINE * (place // 4 + part * form.group // 2) + at, align=4 * e.tier.lanes)
+                    e.store(
+                        convert(e, words),
+                        target,
+                        LINE * (place // 4 + part * form.group // 2) + at,
+                        align=4 * e.tier.lanes,
+                    )
                 scales = LINE * (PAIRS + 2 * part) + at
                 e.store(reader.scales(v), target, scales, align=4 * e.tier.lanes)
                 if form.has_minimum:
                     e.store(reader.minimums(v), target, scales + LINE, align=4 * e.tier.lanes)
-        return [e.at(source, per_step * group_size), e.at(target, _step_bytes(form))]
+        return [e.at(source, per_step * group_size), e.at(target, unpacked_bytes(form))]
 
     e.loop(e.i64(0), num_steps, 1, [panel, scratch], step)
     return e.finish()
@@ -88,7 +101,7 @@ def _emit_vectors(e: Emitter, form: IntegerForm, first: int) -> None:
                     total = e.load(place, 0, e.vector(F32), size)
                     total = add_group(e, total, exact[t * VECTORS + v], scales[v], minimums[v], token_sum)
                     e.store(total, place, 0, align=size)
-        return [e.at(weights, _step_bytes(form)), e.at(data, STEP_BYTES)]
+        return [e.at(weights, unpacked_bytes(form)), e.at(data, STEP_BYTES)]
 
     e.loop(e.i64(0), num_steps, 1, [unpacked, codes], step)
 
@@ -118,10 +131,10 @@ class UnpackedProduct:
 
     def walk(self, e: Emitter) -> None:
         """All rows with all panels."""
-        first, end, first_panel, end_panel = (e.arguments[index] for index in (8, 9, 12, 13))
+        first, end, _, _, first_panel, end_panel = e.arguments[-6:]
 
         def rows(row: Value) -> list[Value]:
-            last = _least(e, e.b.add(row, e.i64(MAX_ROWS)), end)
+            last = least(e, e.b.add(row, e.i64(MAX_ROWS)), end)
             e.loop(first_panel, end_panel, 1, [], lambda panel: self._panel(e, panel, row, last))
             return []
 
@@ -129,14 +142,14 @@ class UnpackedProduct:
 
     def _panel(self, e: Emitter, panel: Value, row: Value, last: Value) -> list[Value]:
         b = e.b
-        data, panel_bytes, num_rows, num_inner, _, _, codes, scratch, _, _, out, out_stride, _, _ = e.arguments
+        data, panel_bytes, _, num_inner, _, _, codes, _, scratch = e.arguments[:9]
         num_steps = b.udiv(num_inner, e.i64(STEP))
         block_bytes = b.add(b.mul(num_steps, e.i64(STEP_BYTES)), e.i64(SCALES_BYTES))
         source, totals = e.at(data, b.mul(panel, panel_bytes)), e.at(scratch, SUMS_AT)
         step_bytes = e.i64(STEP // self.form.group * group_bytes(self.form))
 
         def part(step: Value) -> list[Value]:
-            count = _least(e, b.sub(num_steps, step), e.i64(MAX_STEPS))
+            count = least(e, b.sub(num_steps, step), e.i64(MAX_STEPS))
             b.call(self.unpack, [e.at(source, b.mul(step, step_bytes)), scratch, count, panel_bytes])
 
             def tile(block: Value, place: Value) -> list[Value]:
@@ -149,21 +162,30 @@ class UnpackedProduct:
 
         blocks = e.at(codes, b.mul(b.udiv(row, e.i64(BLOCK)), block_bytes))
         e.loop(e.i64(0), num_steps, MAX_STEPS, [], part)
-        column = b.mul(panel, e.i64(PANEL))
-
-        def finish(index: Value, place: Value) -> list[Value]:
-            block = e.at(codes, b.mul(b.udiv(index, e.i64(BLOCK)), block_bytes))
-            at = b.add(b.mul(num_steps, e.i64(STEP_BYTES)), b.mul(b.and_(index, e.i64(BLOCK - 1)), e.i64(4)))
-            scale = e.splat(e.load(block, at, F32, align=4))
-            size = 4 * e.tier.lanes
-            values = [b.fmul(e.load(place, v, e.vector(F32), size), scale) for v in range(0, LINE, size)]
-            target = e.at(out, b.mul(b.add(b.mul(index, out_stride), column), e.i64(4)))
-            write_rows(e, [values], target, out_stride, b.sub(num_rows, column))
-            return [e.at(place, LINE)]
-
-        e.loop(row, last, 1, [totals], finish)
+        finish_rows(e, panel, row, last, totals)
         return []
 
 
-def _least(e: Emitter, left: Value, right: Value) -> Value:
+def finish_rows(e: Emitter, panel: Value, row: Value, last: Value, totals: Value) -> None:
+    """Writes the rows row .. last - 1 of a panel: their sums over all groups, 64 bytes each, by their scales."""
+    b = e.b
+    num_rows, num_inner, codes, out, out_stride = (e.arguments[index] for index in (2, 3, 6, 11, 12))
+    num_steps = b.udiv(num_inner, e.i64(STEP))
+    block_bytes = b.add(b.mul(num_steps, e.i64(STEP_BYTES)), e.i64(SCALES_BYTES))
+    column = b.mul(panel, e.i64(PANEL))
+
+    def finish(index: Value, place: Value) -> list[Value]:
+        block = e.at(codes, b.mul(b.udiv(index, e.i64(BLOCK)), block_bytes))
+        at = b.add(b.mul(num_steps, e.i64(STEP_BYTES)), b.mul(b.and_(index, e.i64(BLOCK - 1)), e.i64(4)))
+        scale = e.splat(e.load(block, at, F32, align=4))
+        size = 4 * e.tier.lanes
+        values = [b.fmul(e.load(place, v, e.vector(F32), size), scale) for v in range(0, LINE, size)]
+        target = e.at(out, b.mul(b.add(b.mul(index, out_stride), column), e.i64(4)))
+        write_rows(e, [values], target, out_stride, b.sub(num_rows, column))
+        return [e.at(place, LINE)]
+
+    e.loop(row, last, 1, [totals], finish)
+
+
+def least(e: Emitter, left: Value, right: Value) -> Value:
     return e.b.select(e.b.icmp_signed("<", left, right), left, right)

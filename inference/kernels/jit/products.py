@@ -62,7 +62,8 @@ def product(
             matrix += MATRIX_BYTES
         first, end = rest * step, min((rest + 1) * step, num_panels(matrix))
         scratch, x_stride = p.scratch + thread * p.scratch_bytes, p.input_bytes // 4
-        linear(matrix, p.input, x_stride, p.quantised, scratch, 0, num_rows, target, out_bytes // 4, first, end)
+        rows, width = p.input, out_bytes // 4
+        linear(matrix, rows, x_stride, p.quantised, p.tiles, scratch, 0, num_rows, target, width, first, end)
         done(counters, stage)
         task = take(counters, stage, num_tasks)
     wait(counters, stage, num_tasks)

@@ -13,20 +13,22 @@ LAYER_FIELDS = (
     *("norm", "qkv", "num_qkv", "qkv_bias", "q_norm", "k_norm", "output", "num_output", "output_bias", "post_norm"),
     *("window", "cos", "sin"),  # tables of this layer's angles, (positions, R / 2); 0: positions are not rotated
     *("ff_norm", "gate_up", "num_gate_up", "gate_up_bias", "down", "num_down", "down_bias", "ff_post_norm"),
-    *("width", "router", "num_router", "num_experts", "experts"),  # width: of the feed-forward part, or of an expert
+    # width: of the feed-forward part, or of an expert; segments: bytes from those of the first layer
+    *("width", "router", "num_router", "num_experts", "experts", "segments"),
 )
 MODEL_FIELDS = (  # the same in every pass
     *("num_layers", "hidden", "num_heads", "num_kv_heads", "dim", "rotary", "vocab", "activation"),
     *("num_chosen", "is_normalised", "embedding", "final_norm", "head", "num_head", "num_threads", "quantise"),
 )
-EXPERT_FIELDS = (  # of those of a pass; segments: in each half of its own, for they say how many tasks there are
-    *("scores", "scores_bytes", "chosen", "shares", "pairs", "segments", "pair_input", "pair_quantised", "pair_wide"),
+EXPERT_FIELDS = (  # of those of a pass; segments: of the first layer
+    *("scores", "scores_bytes", "chosen", "shares", "pairs", "segments"),
+    *("pair_input", "pair_quantised", "pair_tiles", "pair_wide"),
 )
 PASS_FIELDS = (
     *("num_tokens", "num_wanted", "num_jobs", "num_tasks", "is_split", "row_step"),
     *("tokens", "positions", "slots", "wanted", "jobs"),  # int32, int32, int64, int32, JOB_FIELDS
     *("keys", "values", "num_slots", "block_size"),
-    *("x", "x_bytes", "input", "input_bytes", "quantised", "qkv", "qkv_bytes", "wide", "wide_bytes"),
+    *("x", "x_bytes", "input", "input_bytes", "quantised", "tiles", "qkv", "qkv_bytes", "wide", "wide_bytes"),
     *("logits", "scratch", "scratch_bytes"),
     *EXPERT_FIELDS,
 )

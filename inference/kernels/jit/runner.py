@@ -14,10 +14,11 @@ from numpy.typing import NDArray
 from inference.kernels.jit.attending import thread_bytes
 from inference.kernels.jit.attention import part_bytes, part_rows
 from inference.kernels.jit.attention_tiles import CHUNK
-from inference.kernels.jit.experts import SEGMENT_BYTES, SEGMENTS_BYTES
+from inference.kernels.jit.experts import segments_bytes
 from inference.kernels.jit.forward import OTHER_STAGES, STAGES_PER_LAYER, serve, take_part
-from inference.kernels.jit.linear_rows import BLOCK, STEP, quantised_bytes
-from inference.kernels.jit.linear_unpacked import SCRATCH_BYTES
+from inference.kernels.jit.linear_kernel import SCRATCH_BYTES
+from inference.kernels.jit.linear_rows import BLOCK, STEP, quantised_bytes, tile_rows_bytes
+from inference.kernels.jit.linear_tiles import MIN_TILED
 from inference.kernels.jit.packing import PackedMatrix, aligned
 from inference.kernels.jit.records import EXPERT_FIELDS, JOB, LAYER, PASS, PASS_FIELDS
 from inference.kernels.jit.storage import HalfStorage
@@ -65,10 +66,14 @@ class _Served:
 class PassRunner:
     """One model on one team. Not thread-safe: one thread calls run().
 
-    constants: MODEL_FIELDS (without num_threads) and FLOAT_FIELDS by name; code: of a pass (forward.py).
+    constants: MODEL_FIELDS (without num_threads) and FLOAT_FIELDS by name; code: of a pass (forward.py); has_tiles: of
+    the products' tier.
     """
 
-    def __init__(self, layers: Layers, constants: Mapping[str, float], num_threads: int, code: int) -> None:
+    def __init__(
+        self, layers: Layers, constants: Mapping[str, float], num_threads: int, code: int, *, has_tiles: bool
+    ) -> None:
+        self._has_tiles = has_tiles
         self._layers = layers
         self._constants = constants
         self._num_threads = num_threads
@@ -89,11 +94,13 @@ class PassRunner:
         self._wide_bytes = 4 * max(self._input_width, 2 * _padded(max(widths)))
         self._qkv_bytes = 4 * _padded(heads + 2 * self._kv_heads * self._dim)
         self._num_experts = int(layers.table["num_experts"].max())
+        size = segments_bytes(self._num_experts)
+        layers.table["segments"] = size * np.arange(len(layers.table))
         self._tables = code, int(self._passes.ctypes.data), int(layers.table.ctypes.data)
         self._counters_address = int(self._counters.ctypes.data)
         # A thread may come late to a pass that is over, look at its numbers and find nothing to do, even when this
         # object is gone: what it looks at lives as long as the thread.
-        self._segments = [aligned(SEGMENTS_BYTES + SEGMENT_BYTES * self._num_experts) for _ in range(2)]
+        self._segments = [aligned(size * len(layers.table)) for _ in range(2)]
         addresses = *self._tables, self._counters_address, self._counters[0].nbytes
         kept = self._passes, self._counters, layers, self._segments
         self._team = Team(num_threads, _Served(addresses, kept))
@@ -143,6 +150,7 @@ class PassRunner:
             "input": self._take("input", rows * 4 * self._input_width),
             "input_bytes": 4 * self._input_width,
             "quantised": self._take("quantised", quantised_bytes(rows, self._input_width)),
+            "tiles": self._tiles("tiles", rows),
             "qkv": self._take("qkv", T * self._qkv_bytes),
             "qkv_bytes": self._qkv_bytes,
             "wide": self._take("wide", T * self._wide_bytes),
@@ -153,6 +161,12 @@ class PassRunner:
         fields["scratch"] = self._take("scratch", self._num_threads * scratch_bytes)
         fields["scratch_bytes"] = scratch_bytes
         return fields | self._expert_fields(T)
+
+    def _tiles(self, name: str, num_rows: int) -> int:
+        """Where so many rows lie once more for tiles; 0 if there are none, or not for so few rows."""
+        if not self._has_tiles or num_rows < MIN_TILED:
+            return 0
+        return self._take(name, tile_rows_bytes(num_rows, self._input_width))
 
     def _expert_fields(self, T: int) -> dict[str, int]:
         if not self._num_experts:
@@ -168,6 +182,7 @@ class PassRunner:
             "pairs": self._take("pairs", 4 * (choices + rows)),
             "pair_input": self._take("pair_input", rows * 4 * self._input_width),
             "pair_quantised": self._take("pair_quantised", quantised_bytes(rows, self._input_width)),
+            "pair_tiles": self._tiles("pair_tiles", rows),
             "pair_wide": self._take("pair_wide", rows * self._wide_bytes),
         }
 

@@ -97,17 +97,17 @@ def _normalise(p: Record, norm: int, first: int, end: int) -> None:
 @kernel
 def quantise_input(p: Record, width: int, first: int, end: int) -> None:
     """Rows of the input, `width` numbers each, also as integers."""
-    quantise_rows(p, p.input, p.quantised, width, first, end)
+    quantise_rows(p, p.input, p.quantised, p.tiles, width, first, end)
 
 
 @kernel
-def quantise_rows(p: Record, rows: int, quantised: int, width: int, first: int, end: int) -> None:
+def quantise_rows(p: Record, rows: int, quantised: int, tiles: int, width: int, first: int, end: int) -> None:
     """The same for any rows that lie as those of the input do."""
     padded = -(-width // QUANTISED_STEP) * QUANTISED_STEP
     if padded > width:
         for row in range(first, end):
             elementwise.clear(rows + row * p.input_bytes + 4 * width, padded - width)
-    quantise(p.quantise, rows, p.input_bytes // 4, padded, quantised, first, end)
+    quantise(p.quantise, rows, p.input_bytes // 4, padded, quantised, tiles, first, end)
 
 
 @kernel
