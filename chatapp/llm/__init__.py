@@ -78,6 +78,7 @@ from chatapp.llm.sentences import (
 )
 from chatapp.places import Ticket
 from inference.engine.stats import NUM_RECENT
+from inference.engine.worker import Worker
 from inference.formats.inspect import model_files, model_name, problem_of_config, problem_of_gguf
 from inference.inspection import ModelFacts, inspect_model
 from inference.kvcache.kv_folder import FileSummary, FolderSummary
@@ -140,6 +141,7 @@ __all__ = [
     "ThinkingSplit",
     "Ticket",
     "TokenEvent",
+    "Worker",
     "answer_begun",
     "answer_requests",
     "archive",

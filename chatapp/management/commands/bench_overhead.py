@@ -10,13 +10,11 @@ import asyncio
 import json
 import statistics
 import struct
-import tempfile
 import time
 import uuid
 from argparse import ArgumentParser
 from collections.abc import Callable
 from dataclasses import replace
-from pathlib import Path
 from typing import Any
 
 from django.core.management.base import BaseCommand, CommandError
@@ -24,6 +22,7 @@ from django.db import connection
 from django.utils import timezone
 
 from chatapp import llm, model_catalogue, wire, wire_parsing
+from chatapp.management.bench_world import loaded, own_database
 from chatapp.models import Conversation, Message, Role, User
 from chatapp.turn import run
 from chatapp.turn.live import Live
@@ -60,22 +59,9 @@ class Command(BaseCommand):
             raise CommandError("This measures on SQLite: unset DATABASE_URL.")
         worker = llm.new_worker(model_catalogue.path_of, Stopwatch)
         assert isinstance(worker, Stopwatch), "that is what was asked for"
-        llm.start(worker, default_model=model_catalogue.default().name)
-        while llm.status().state is llm.EngineState.LOADING:
-            time.sleep(0.02)
-        if llm.status().state is not llm.EngineState.READY:
-            raise CommandError(llm.status().message)
-        with tempfile.TemporaryDirectory() as folder:
-            connection.settings_dict["TEST"]["NAME"] = str(Path(folder) / "bench.sqlite3")
-            name = connection.settings_dict["NAME"]
-            connection.creation.create_test_db(verbosity=0, serialize=False)
-            try:
-                user = User.objects.create_user("bench")
-                conversation = _conversation(user, messages)
-                times_ms = asyncio.run(_measure(worker, user, conversation, sends))
-            finally:
-                connection.creation.destroy_test_db(str(name), verbosity=0)
-                llm.shutdown()
+        with loaded(worker), own_database():
+            conversation = _conversation(User.objects.create_user("bench"), messages)
+            times_ms = asyncio.run(_measure(worker, conversation.owner, conversation, sends))
         times_ms.sort()
         figures = {
             "messages": messages,

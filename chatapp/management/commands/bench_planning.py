@@ -12,14 +12,12 @@ from __future__ import annotations
 
 import json
 import statistics
-import tempfile
 import time
 import uuid
 from argparse import ArgumentParser
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
-from pathlib import Path
 from typing import Any
 
 from django.core.management.base import BaseCommand
@@ -27,6 +25,7 @@ from django.db import connection
 from django.utils import timezone
 
 from chatapp import llm, model_catalogue, search
+from chatapp.management.bench_world import loaded, own_database
 from chatapp.models import (
     ContextPolicy,
     Conversation,
@@ -94,21 +93,10 @@ class Command(BaseCommand):
         worker = llm.new_worker(model_catalogue.path_of, Roomy)
         assert isinstance(worker, Roomy), "that is what was asked for"
         worker.window = window
-        llm.start(worker, default_model=model_catalogue.default().name)
-        while llm.status().state is llm.EngineState.LOADING:  # or the loading would be measured along
-            time.sleep(0.02)
-        with tempfile.TemporaryDirectory() as folder:
-            if connection.vendor == "sqlite":
-                connection.settings_dict["TEST"]["NAME"] = str(Path(folder) / "bench.sqlite3")
-            name = connection.settings_dict["NAME"]
-            connection.creation.create_test_db(verbosity=0, serialize=False, autoclobber=True)
-            try:
-                conversation = _conversation(User.objects.create_user("bench"), messages)
-                num_window = llm.window()
-                figures = {policy.value: self._measure(conversation, policy, turns) for policy in POLICIES}
-            finally:
-                connection.creation.destroy_test_db(str(name), verbosity=0)
-                llm.shutdown()
+        with loaded(worker), own_database():
+            conversation = _conversation(User.objects.create_user("bench"), messages)
+            num_window = llm.window()
+            figures = {policy.value: self._measure(conversation, policy, turns) for policy in POLICIES}
         about = {"database": connection.vendor, "messages": messages, "window": num_window}
         self.stdout.write(json.dumps({**about, "planning": figures}))
 
