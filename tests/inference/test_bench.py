@@ -21,6 +21,7 @@ def small_machine_measurements(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(roofline, "MATRIX_SIZE", 256)
 
 
+@pytest.mark.slow
 def test_last_line_has_the_figures_of_every_context(model_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert bench.main(["--suite", "roofline", "--model", str(model_path), "--contexts", "8"]) == 0
     figures = json.loads(capsys.readouterr().out.splitlines()[-1])

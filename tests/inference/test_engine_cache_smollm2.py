@@ -139,7 +139,7 @@ def test_memory_does_not_rise_on_hits_nor_fall_when_a_reply_ends(engines):
     answer(engine, [SYSTEM, HISTORY])
     before = resident()
     for _ in range(20):
-        answer(engine, [SYSTEM, HISTORY])
+        answer(engine, [SYSTEM, HISTORY], max_tokens=3)
     assert abs(resident() - before) < 2_000_000
     held = engine.stats()
     assert held.num_blocks_used == 0

@@ -91,10 +91,12 @@ def test_answers_are_the_same_cold_warm_chunked_and_without_cache(engine):
         assert answer(sibling(engine, **config), request) == cold
 
 
-def test_second_turn_after_a_long_history_computes_the_new_message_only(engine):
-    texts = [f"Message {i}: " + "the quick brown fox jumps over the lazy dog. " * 8 for i in range(23)]
+@pytest.mark.parametrize("num_tokens", [400, pytest.param(2000, marks=pytest.mark.slow)])
+def test_second_turn_after_a_long_history_computes_the_new_message_only(engine, num_tokens):
+    num_messages = num_tokens // 90 | 1  # the last one is a question
+    texts = [f"Message {i}: " + "the quick brown fox jumps over the lazy dog. " * 8 for i in range(num_messages)]
     first = ask(engine, "first", say(*texts), max_tokens=5)
-    assert len(first.prompt_ids) >= 2000
+    assert len(first.prompt_ids) >= num_tokens
     reply = finished(run(engine, first)["first"])
     history = [*say(*texts), ChatMessage("assistant", "", reply.token_ids)]
     second = ask(engine, "second", [*history, ChatMessage("user", "And what then?")], max_tokens=1)

@@ -92,7 +92,9 @@ def test_split_company_and_blocks_do_not_change_the_bits(name: str, length: int,
 
 
 @pytest.mark.model
-@pytest.mark.parametrize("sizes", [[512], [64], [7, 1, 200, 3], [1]], ids=str)
+@pytest.mark.parametrize(
+    "sizes", [[7, 1, 200, 3], *(pytest.param(sizes, marks=pytest.mark.slow) for sizes in ([512], [64], [1]))], ids=str
+)
 def test_chunks_and_company_do_not_change_the_bits_of_the_default_model(
     smollm2: CompiledDecoder, sizes: list[int]
 ) -> None:

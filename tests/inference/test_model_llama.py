@@ -76,7 +76,14 @@ def test_the_number_of_threads_does_not_change_the_bits(models: dict[str, Model]
 
 
 @pytest.mark.parametrize(
-    ("core", "cpu_flag"), [("SkylakeX", "avx512f"), ("Haswell", "avx2"), ("Sandybridge", "avx"), ("Prescott", "sse3")]
+    ("core", "cpu_flag"),
+    [
+        ("Haswell", "avx2"),
+        *(
+            pytest.param(core, cpu_flag, marks=pytest.mark.slow)
+            for core, cpu_flag in (("SkylakeX", "avx512f"), ("Sandybridge", "avx"), ("Prescott", "sse3"))
+        ),
+    ],
 )
 def test_holds_under_every_blas_kernel(core: str, cpu_flag: str) -> None:
     """OpenBLAS picks its kernels at import, so each needs a process of its own."""
