@@ -11,8 +11,9 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-from playwright.sync_api import Browser, BrowserContext, ConsoleMessage, Page, sync_playwright
+from playwright.sync_api import Browser, BrowserContext, ConsoleMessage, Page, expect, sync_playwright
 
+from tests.browser.screen import PATIENCE_MS
 from tests.browser.server import Server
 
 CHROMIUM_ARGS = [
@@ -26,6 +27,7 @@ CHROMIUM_ARGS = [
     "--no-first-run",
 ]
 OWNER = ("mira", "correct horse 42")
+expect.set_options(timeout=PATIENCE_MS)  # five seconds otherwise, which a busy machine can take
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
@@ -49,12 +51,12 @@ def chromium() -> str:
 
 @pytest.fixture(scope="package")
 def server(model_path: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Server]:
-    """The product, freshly installed: an empty database, and replies of at most 96 tokens.
+    """The product, freshly installed: an empty database, and replies as long as the model makes them.
 
-    On the NumPy kernels: with compiled ones a reply is over before a test can stop it or open a second tab.
+    To LONG (tests/browser/screen.py) it counts until max_tokens: a quarter of a minute in which to open a second tab.
     """
-    server = Server(tmp_path_factory.mktemp("data"), model_path, RECOLLECT_KERNELS="numpy")
-    server.install(max_tokens=96)
+    server = Server(tmp_path_factory.mktemp("data"), model_path)
+    server.install(max_tokens=2000)
     server.start()
     yield server
     server.stop()
@@ -113,7 +115,7 @@ def problems() -> Iterator[Problems]:
 def context(browser: Browser, server: Server, session: Path, problems: Problems) -> Iterator[BrowserContext]:
     """A fresh profile of somebody who is logged in, on a desktop."""
     context = browser.new_context(base_url=server.url, storage_state=session, viewport={"width": 1280, "height": 800})
-    context.set_default_timeout(10_000)
+    context.set_default_timeout(PATIENCE_MS)
     context.on("page", problems.watch)
     yield context
     context.close()

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import uuid
 
+from playwright.sync_api import BrowserContext, Page, expect
+
 from tests.browser.server import Server
 
 LONG = "The keeper of the light counts the waves and the ships. "
@@ -38,3 +40,12 @@ def fill(server: Server, num: int, text: str, *more: str) -> str:
     name = str(uuid.uuid4())
     server.manage("shell", "-v0", "-c", "\n".join([_FILL.format(name=name, num=num, text=text), *more]))
     return name
+
+
+def opened(context: BrowserContext, name: str) -> Page:
+    """The page of a conversation, which has been told how full the window is."""
+    page = context.new_page()
+    page.goto(f"/c/{name}/")
+    page.locator('[data-connection="open"]').wait_for()
+    expect(page.locator("#gauge")).to_be_visible()
+    return page

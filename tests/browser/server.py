@@ -10,10 +10,20 @@ import sys
 import threading
 from pathlib import Path
 
+from tests.patience import PATIENCE_S
 from tests.shared_kernels import share_kernels
 
 ROOT = Path(__file__).resolve().parent.parent.parent
-START_WITHIN_S = 90
+START_WITHIN_S = 3 * PATIENCE_S
+_INSTALL = """
+from django.core.management import call_command
+for command in {commands}:
+    call_command(command, interactive=False, verbosity=0)
+from chatapp.models import Preset
+sampling = {{"temperature": 0.0, "repetition_penalty": 1.1, "max_tokens": {max_tokens}}}
+Preset.objects.update_or_create(is_default=True, defaults={{"name": "Tests", "sampling": sampling}})
+"""
+_static_files: list[Path] = []  # whose installation collected them; they lie beside the source and serve all
 
 
 class Server:
@@ -42,15 +52,10 @@ class Server:
         return f"http://127.0.0.1:{self._port}"
 
     def install(self, *, max_tokens: int) -> None:
-        """Database, static files, and a default preset: greedy and not long, so that tests are quick and repeatable."""
-        self.manage("migrate", "--no-input", "-v0")
-        self.manage("collectstatic", "--no-input", "-v0")
-        code = (
-            "from chatapp.models import Preset; "
-            "Preset.objects.update_or_create(is_default=True, defaults={'name': 'Tests', 'sampling': "
-            f"{{'temperature': 0.0, 'repetition_penalty': 1.1, 'max_tokens': {max_tokens}}}}})"
-        )
-        self.manage("shell", "-v0", "-c", code)
+        """Database, static files, and a default preset: greedy, so that tests are repeatable. One process for all."""
+        commands = ["migrate"] if _static_files else ["migrate", "collectstatic"]
+        self.manage("shell", "-v0", "-c", _INSTALL.format(commands=commands, max_tokens=max_tokens))
+        _static_files.append(self.data)
 
     def manage(self, *command: str) -> None:
         """Run a management command. Raises when it fails."""
@@ -65,6 +70,7 @@ class Server:
         is_listening = threading.Event()
         threading.Thread(target=self._read, args=(self._process, is_listening), daemon=True).start()
         if not is_listening.wait(START_WITHIN_S) or self._process.poll() is not None:
+            self.kill()
             raise RuntimeError("the server did not start:\n" + "".join(self.log[-50:]))
 
     def _read(self, process: subprocess.Popen[str], is_listening: threading.Event) -> None:
@@ -88,5 +94,5 @@ class Server:
     def _end(self, number: signal.Signals) -> None:
         if self._process is not None and self._process.poll() is None:
             self._process.send_signal(number)
-            self._process.wait(timeout=30)
+            self._process.wait(PATIENCE_S)
         self._process = None

@@ -8,15 +8,13 @@ from typing import Any
 from playwright.sync_api import BrowserContext, Locator, Page, WebSocket, expect
 
 from tests.browser.screen import (
-    REPLY_WITHIN_MS,
     ask,
     composer,
     conversation_id,
     replies,
     rows,
     send,
-    wait_for_end,
-    wait_for_text,
+    stop,
 )
 from tests.browser.server import Server
 
@@ -56,9 +54,7 @@ def numbers(reply: Locator) -> dict[str, int]:
 
 def stopped(page: Page) -> dict[str, int]:
     """The numbers of the newest reply, which is stopped as soon as it can be read."""
-    wait_for_text(page)
-    composer(page).press("Escape")
-    wait_for_end(page)
+    stop(page)
     return numbers(replies(page).last)
 
 
@@ -72,7 +68,7 @@ def test_what_is_opened_after_a_restart_is_read_before_the_first_question(
     server.start()
     tab = context.new_page()
     prepared = Prepared(tab)
-    tab.goto(url, timeout=REPLY_WITHIN_MS)  # the first page of a server that has just started
+    tab.goto(url)
     num_history = prepared.wait(is_draft=False)
     tab.locator("#model-chip").click()
     expect(tab.locator(".model-read")).to_have_text(f"All {num_history} tokens so far have been read.")

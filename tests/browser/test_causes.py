@@ -9,7 +9,7 @@ import pytest
 from playwright.sync_api import Locator, Page, expect
 
 from chatapp.models import PrefixBreak
-from tests.browser.screen import ask, questions, replies, wait_for_end
+from tests.browser.screen import ask, questions, replies, stop
 from tests.browser.test_modules import PRELUDE
 
 SENTENCES = "{ all: ({ reuseText }, _) => CAUSES.map((stats) => reuseText(stats)) }"
@@ -41,9 +41,8 @@ def test_the_card_says_what_was_remembered_and_leads_to_where_it_was_not(page: P
     editor = page.get_by_role("textbox", name="Edit message")
     editor.fill("And about the sea. " * 40)
     editor.press("Enter")
-    expect(questions(page).last.locator(".prose")).to_contain_text("the sea", timeout=60_000)
-    page.get_by_role("button", name="Stop").click()
-    wait_for_end(page)
+    expect(questions(page).last.locator(".prose")).to_contain_text("the sea")
+    stop(page)
     card = card_of(page, replies(page).last)
     expect(card.locator(".stats-why span")).to_have_text("Read again from your message 2 on: it was edited.")
     assert card.bounding_box()["width"] <= viewport[0]  # type: ignore[index]

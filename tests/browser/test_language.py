@@ -9,7 +9,7 @@ import pytest
 from playwright.sync_api import Browser, BrowserContext, Page, expect
 
 from tests.browser.conftest import OWNER, Problems
-from tests.browser.screen import REPLY_WITHIN_MS
+from tests.browser.screen import PATIENCE_MS
 from tests.browser.server import Server
 
 STAGE = re.compile(r"^(正在开始|排队中，第 \d+ 位|正在读取( \d+%（[\d,]+ / [\d,]+ token）)?|正在生成)$")
@@ -20,7 +20,7 @@ NUMBERS = re.compile(r"提示词 [\d,]+ = 复用 [\d,]+ \+ 计算 [\d,]+ · 首\
 def chinese(browser: Browser, server: Server, problems: Problems) -> Iterator[BrowserContext]:
     """Somebody whose browser asks for Chinese and who has not logged in yet."""
     context = browser.new_context(base_url=server.url, locale="zh-CN", viewport={"width": 390, "height": 844})
-    context.set_default_timeout(10_000)
+    context.set_default_timeout(PATIENCE_MS)
     context.on("page", problems.watch)
     yield context
     context.close()
@@ -45,7 +45,7 @@ def test_a_person_switches_to_chinese_and_talks(page: Page) -> None:
         field = page.get_by_role("textbox", name="消息", exact=True)
         field.fill("你好，请用一句话介绍一下你自己。")
         field.press("Enter")
-        expect(page.locator(".message-stats")).to_have_text(NUMBERS, timeout=REPLY_WITHIN_MS)
+        expect(page.locator(".message-stats")).to_have_text(NUMBERS)
         seen = page.evaluate(stages)
         assert seen
         assert all(STAGE.match(text) for text in seen), seen

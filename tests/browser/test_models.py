@@ -11,6 +11,7 @@ import pytest
 from playwright.sync_api import Browser, Page, expect
 
 from tests.browser.conftest import OWNER, Problems
+from tests.browser.screen import PATIENCE_MS
 from tests.browser.server import Server
 
 OTHER = "Second-Model"
@@ -34,7 +35,7 @@ def two_models(model_path: Path, tmp_path_factory: pytest.TempPathFactory) -> It
 def page(browser: Browser, two_models: Server, problems: Problems) -> Iterator[Page]:
     """The empty chat page of the owner, set up now."""
     context = browser.new_context(base_url=two_models.url, viewport={"width": 390, "height": 780}, has_touch=True)
-    context.set_default_timeout(20_000)
+    context.set_default_timeout(PATIENCE_MS)
     context.on("page", problems.watch)
     page = context.new_page()
     page.goto("/")
@@ -53,7 +54,7 @@ def say(page: Page, text: str) -> None:
     num_before = page.locator(".message-stats:visible").count()
     page.get_by_role("textbox", name="Message").fill(text)
     page.get_by_role("button", name="Send").click()
-    expect(page.locator(".message-stats:visible")).to_have_count(num_before + 1, timeout=60_000)
+    expect(page.locator(".message-stats:visible")).to_have_count(num_before + 1)
 
 
 def facts(page: Page) -> str:

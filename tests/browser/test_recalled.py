@@ -7,8 +7,8 @@ import json
 import pytest
 from playwright.sync_api import BrowserContext, Page, expect
 
-from tests.browser.filled import LONG, fill
-from tests.browser.screen import REPLY_WITHIN_MS, composer, questions, replies, send, wait_for_end
+from tests.browser.filled import LONG, fill, opened
+from tests.browser.screen import composer, questions, replies, send, wait_for_end
 from tests.browser.server import Server
 from tests.chatapp.test_views_chat import XSS
 
@@ -26,11 +26,7 @@ for message in questions[2:3]:
 @pytest.fixture
 def outgrown(context: BrowserContext, server: Server, session: object) -> Page:
     """A conversation that is longer than the window; what was said first is no longer sent."""
-    page = context.new_page()
-    page.goto(f"/c/{fill(server, 40, LONG * 18, _SECRET)}/")
-    page.locator('[data-connection="open"]').wait_for()
-    expect(page.locator("#gauge")).to_be_visible(timeout=REPLY_WITHIN_MS)
-    return page
+    return opened(context, fill(server, 40, LONG * 18, _SECRET))
 
 
 def test_it_is_shown_at_once_and_leads_to_what_was_quoted(outgrown: Page) -> None:
@@ -51,7 +47,7 @@ def test_it_is_shown_at_once_and_leads_to_what_was_quoted(outgrown: Page) -> Non
     assert questions(page).filter(has_text=SECRET).count() == 1  # in the quotation only: the message is not loaded
     box.get_by_role("link", name="your message 3").click()
     source = page.locator("article", has=page.locator(".prose", has_text=SECRET))
-    expect(source).to_be_focused(timeout=REPLY_WITHIN_MS)
+    expect(source).to_be_focused()
     expect(source).to_be_in_viewport()
     assert page.url.endswith("/"), "the address stays that of the conversation"
     page.get_by_role("button", name="Latest").click()

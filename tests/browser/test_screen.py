@@ -8,7 +8,7 @@ import re
 import pytest
 from playwright.sync_api import Browser, BrowserContext, Page, expect
 
-from tests.browser.screen import ask, composer, questions, replies, rows, send
+from tests.browser.screen import ask, composer, questions, replies, rows, stop
 from tests.browser.server import Server
 
 XSS = [
@@ -85,7 +85,8 @@ def test_a_phone_shows_everything_in_its_width(phone: Page) -> None:
     assert not _is_wider_than_the_window(phone)
     composer(phone).fill(f"```\n{'wide ' * 60}\n```\n\n{'unbroken' * 40}")
     phone.get_by_role("button", name="Send", exact=True).tap()
-    expect(replies(phone)).to_have_count(1, timeout=45_000)
+    expect(replies(phone)).to_have_count(1)
+    stop(phone)
     assert not _is_wider_than_the_window(phone)
     sidebar = phone.get_by_role("complementary")
     expect(sidebar).to_be_hidden()
@@ -181,8 +182,9 @@ def test_a_message_written_without_a_connection_is_sent_once_when_it_is_back(
     composer(page).fill("Say it again.")
     composer(page).press("Enter")
     context.set_offline(False)
-    expect(questions(page)).to_have_count(2, timeout=30_000)
-    expect(replies(page)).to_have_count(2, timeout=30_000)
+    expect(questions(page)).to_have_count(2)
+    expect(replies(page)).to_have_count(2)
+    stop(page)
     page.reload()
     expect(questions(page)).to_have_count(2)
     problems[:] = [text for text in problems if "ERR_INTERNET_DISCONNECTED" not in text and "WebSocket" not in text]
@@ -194,7 +196,7 @@ def test_one_page_has_one_socket(context: BrowserContext) -> None:
     page.on("websocket", lambda socket: sockets.append(socket.url))
     page.goto("/")
     ask(page, "Say a preposition.")
-    send(page, "And one more.")
+    ask(page, "And one more.")
     assert len(sockets) == 1
 
 
@@ -204,9 +206,9 @@ def test_a_lost_connection_is_told_and_so_is_its_return(page: Page, server: Serv
     expect(page.get_by_text("No connection to the server.")).to_be_visible(timeout=4_000)
     composer(page).fill("Still writing")
     server.start()
-    expect(page.locator("#banner")).to_be_hidden(timeout=40_000)
+    expect(page.locator("#banner")).to_be_hidden()
     expect(page.locator('[data-connection="open"]')).to_have_count(1)
-    expect(page.locator("#model-chip")).to_have_attribute("data-state", "ready", timeout=60_000)
+    expect(page.locator("#model-chip")).to_have_attribute("data-state", "ready")
     expect(composer(page)).to_have_value("Still writing")
     composer(page).fill("")
     problems[:] = [text for text in problems if "ERR_CONNECTION" not in text]

@@ -8,8 +8,8 @@ from pathlib import Path
 import pytest
 from playwright.sync_api import Browser, BrowserContext, Locator, Page, expect
 
-from tests.browser.filled import LONG, fill
-from tests.browser.screen import REPLY_WITHIN_MS, questions
+from tests.browser.filled import LONG, fill, opened
+from tests.browser.screen import questions
 from tests.browser.server import Server
 
 SUMMARISES = 'Conversation.objects.filter(id=name).update(context_policy="summarise")'
@@ -27,17 +27,9 @@ def outgrown(server: Server, session: object) -> str:
     return fill(server, 40, LONG * 18, SUMMARISES, summarised(15, num_missing=2))
 
 
-def opened(context: BrowserContext, name: str) -> Page:
-    page = context.new_page()
-    page.goto(f"/c/{name}/")
-    page.locator('[data-connection="open"]').wait_for()
-    expect(page.locator("#gauge")).to_be_visible(timeout=REPLY_WITHIN_MS)
-    return page
-
-
 def row_of(page: Page) -> Locator:
     row = page.get_by_role("region", name="Summary")
-    expect(row).to_have_count(1, timeout=REPLY_WITHIN_MS)
+    expect(row).to_have_count(1)
     return row
 
 
@@ -66,7 +58,7 @@ def test_chinese_sentences_follow_each_other_without_a_space(
     context = browser.new_context(base_url=server.url, storage_state=session, locale="zh-CN")
     page = opened(context, outgrown)
     sentences = re.compile(r"^最前面的 \d+ 条消息不再发送，但仍保留在这里。其中 \d+ 条没有及时写好的摘要。$")
-    expect(page.locator("#transcript .window-line")).to_have_text(sentences, timeout=REPLY_WITHIN_MS)
+    expect(page.locator("#transcript .window-line")).to_have_text(sentences)
     context.close()
 
 
@@ -92,7 +84,7 @@ def test_a_change_is_seen_in_every_tab_and_stays(context: BrowserContext, outgro
     field.press("Enter")  # a new line, as anywhere in a text
     field.press("Control+Enter")
     for tab in (page, other):
-        expect(row_of(tab).locator(".chip")).to_have_text("Changed by you", timeout=REPLY_WITHIN_MS)
+        expect(row_of(tab).locator(".chip")).to_have_text("Changed by you")
         expect(row_of(tab).locator(".summary-text")).to_have_text(
             "They keep a lighthouse. 咪子 is the cat, Rex the dog."
         )
@@ -138,7 +130,7 @@ turns.turn_close(
     first.hover()
     first.get_by_role("button", name="Previous version").click()
     expect(questions(page)).to_have_count(4)
-    expect(row).to_have_count(1, timeout=REPLY_WITHIN_MS)
+    expect(row).to_have_count(1)
     first.hover()
     first.get_by_role("button", name="Next version").click()
     expect(row).to_have_count(0)

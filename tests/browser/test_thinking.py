@@ -11,11 +11,11 @@ import pytest
 from playwright.sync_api import Browser, BrowserContext, Locator, Page, expect
 
 from tests.browser.conftest import OWNER, Problems
-from tests.browser.screen import REPLY_WITHIN_MS, composer, replies, rows, send, wait_for_end
+from tests.browser.screen import PATIENCE_MS, composer, replies, rows, send, wait_for_end
 from tests.browser.server import Server
 from tests.browser.thinking_model import write_thinking_model
 
-NUM_STEPS = 500  # long enough to do something meanwhile
+NUM_STEPS = 250  # long enough to do something meanwhile
 STEPS = [f"{number}. Step {number} of **{number * number}**.\n" for number in range(1, NUM_STEPS + 1)]
 THOUGHT = ["\nLet me look at it.\n\n", *STEPS, "\nThat is <b>it</b>.\n"]
 ANSWER = ["\n\nIt is ", "**so**, ", "because:\n\n", "```html\n<think>\n", "</think>\n```\n", "And that is all."]
@@ -55,7 +55,7 @@ def cookies(browser: Browser, thinker: Server, tmp_path_factory: pytest.TempPath
 @pytest.fixture
 def context(browser: Browser, thinker: Server, cookies: Path, problems: Problems) -> Iterator[BrowserContext]:
     context = browser.new_context(base_url=thinker.url, storage_state=cookies, viewport={"width": 1280, "height": 800})
-    context.set_default_timeout(10_000)
+    context.set_default_timeout(PATIENCE_MS)
     context.on("page", problems.watch)
     yield context
     context.close()
@@ -70,7 +70,7 @@ def answer(page: Page) -> Locator:
 
 
 def wait_for_thinking(page: Page) -> None:
-    page.locator("details.thinking.is-running").wait_for(timeout=REPLY_WITHIN_MS)
+    page.locator("details.thinking.is-running").wait_for()
 
 
 def test_thinking_is_folded_while_it_goes_on_and_has_its_time_afterwards(page: Page) -> None:
@@ -134,7 +134,7 @@ def test_stop_in_the_middle_of_thinking_shows_it_and_continue_goes_on(page: Page
     expect(fold(page).locator("summary")).to_have_text(DONE)
     expect(answer(page)).to_have_text("")
     replies(page).last.get_by_role("button", name="Continue").click()
-    expect(answer(page)).to_contain_text("And that is all.", timeout=REPLY_WITHIN_MS)
+    expect(answer(page)).to_contain_text("And that is all.")
     wait_for_end(page)
     expect(fold(page).locator("li").first).to_have_text("Step 1 of 1.")
     expect(fold(page).locator("li").last).to_have_text(f"Step {NUM_STEPS} of {NUM_STEPS**2}.")
@@ -162,7 +162,7 @@ def test_a_title_by_the_model_appears_everywhere_without_reading_anything_again(
     page.evaluate("document.querySelector('.message').dataset.seen = 'yes'")  # a page that is read again loses it
     wait_for_end(page)
     for tab in (page, other):
-        expect(tab.locator("#title span")).to_have_text(title, timeout=REPLY_WITHIN_MS)
+        expect(tab.locator("#title span")).to_have_text(title)
         expect(rows(tab).first.locator(".title")).to_have_text(title)
         expect(tab).to_have_title(f"{title} · Recollect")
     expect(page.locator('.message[data-seen="yes"]')).to_have_count(1)

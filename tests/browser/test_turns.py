@@ -8,6 +8,8 @@ import pytest
 from playwright.sync_api import BrowserContext, Page, expect
 
 from tests.browser.screen import (
+    LONG,
+    SHORT,
     ask,
     ask_to_the_end,
     composer,
@@ -16,13 +18,14 @@ from tests.browser.screen import (
     replies,
     rows,
     send,
+    stop,
     text_of,
     wait_for_end,
+    wait_for_more,
     wait_for_text,
 )
 from tests.browser.server import Server
 
-LONG = "Count from one to one hundred in words, separated by commas."
 NUMBERS = re.compile(
     r"prompt ([\d,]+) = ([\d,]+) reused \+ ([\d,]+) computed · first\stoken\s[\d.]+\ss(?: · [\d.]+\stok/s)?"
 )
@@ -33,11 +36,11 @@ def _number(text: str) -> int:
 
 
 def test_a_first_message_makes_a_conversation_and_is_answered(page: Page) -> None:
-    assert ask_to_the_end(page, "Say hello to me.")
+    assert ask_to_the_end(page, SHORT)
     assert re.search(r"/c/[0-9a-f-]{36}/$", page.url)
-    expect(page.locator("#title span")).to_have_text("Say hello to me.")
-    expect(page).to_have_title("Say hello to me. · Recollect")
-    expect(rows(page).filter(has_text="Say hello to me.").first).to_have_class(re.compile("is-current"))
+    expect(page.locator("#title span")).to_have_text(SHORT)
+    expect(page).to_have_title(f"{SHORT} · Recollect")
+    expect(rows(page).filter(has_text=SHORT).first).to_have_class(re.compile("is-current"))
     expect(composer(page)).to_be_focused()
     expect(composer(page)).to_have_value("")
 
@@ -65,23 +68,24 @@ def test_the_numbers_under_a_reply_add_up_and_the_history_is_reused(page: Page) 
 
 def test_a_finished_reply_keeps_its_place_on_the_screen(page: Page) -> None:
     """Neither the end of the reply nor its numbers move what is read."""
-    send(page, "Name three colours.")
-    wait_for_text(page)
     page.evaluate(
         """() => {
             globalThis.jumps = [];
-            const article = document.querySelector('.message-assistant');
             new MutationObserver(() => {
+                const article = document.querySelector('.message-assistant');
+                if (!article) return;
                 const isOver = !article.classList.contains('is-open');
                 if (isOver) globalThis.jumps.push(globalThis.before - article.offsetTop);
+                else globalThis.foot = article.querySelector('.message-foot').offsetHeight;
                 globalThis.before = article.offsetTop;
-            }).observe(article, { attributes: true, subtree: true, childList: true });
-            globalThis.before = article.offsetTop;
-            globalThis.foot = article.querySelector('.message-foot').offsetHeight;
+            }).observe(document.getElementById('transcript'), { attributes: true, subtree: true, childList: true });
         }"""
     )
-    wait_for_end(page)
-    assert page.evaluate("globalThis.jumps.every((jump) => jump === 0)")
+    ask_to_the_end(page, "Name three colours.")
+    expect(page.locator(".message-stats")).to_be_visible()
+    jumps = page.evaluate("globalThis.jumps")
+    assert jumps, "the end was seen"
+    assert not any(jumps)
     assert page.evaluate("document.querySelector('.message-assistant .message-foot').offsetHeight === globalThis.foot")
 
 
@@ -92,9 +96,10 @@ def test_reload_in_mid_reply_shows_the_same_text_and_goes_on(page: Page) -> None
     page.reload()
     expect(replies(page).last).to_have_class(re.compile("is-open"))
     wait_for_text(page)
-    assert text_of(replies(page).last).startswith(before[: len(before) // 2])
-    wait_for_end(page)
-    shown = text_of(replies(page).last)
+    again = text_of(replies(page).last)
+    assert again.startswith(before[: len(before) // 2])
+    wait_for_more(page, again)
+    shown = stop(page)
     page.reload()
     assert text_of(replies(page).last) == shown
     assert questions(page).count() == replies(page).count() == 1
@@ -127,18 +132,14 @@ def test_what_one_tab_sends_appears_in_the_other(page: Page, context: BrowserCon
 
 
 def test_stop_keeps_the_text_and_continue_goes_on_from_it(page: Page) -> None:
-    send(page, LONG)
-    wait_for_text(page)
-    composer(page).press("Escape")
-    wait_for_end(page)
-    stopped = text_of(replies(page).last)
+    stopped = ask(page, LONG)
     assert stopped
     reply = replies(page).last
     expect(reply.locator(".chip")).to_have_text("Stopped")
     reply.get_by_role("button", name="Continue").click()
     expect(reply).to_have_class(re.compile("is-open"))
-    wait_for_end(page)
-    longer = text_of(reply)
+    wait_for_more(page, stopped)
+    longer = stop(page)
     assert longer.startswith(stopped)
     assert len(longer) > len(stopped)
 
@@ -147,8 +148,7 @@ def test_regenerate_makes_a_version_and_both_can_be_seen(page: Page) -> None:
     first = ask(page, "Tell me a colour.")
     replies(page).last.get_by_role("button", name="Regenerate").click()
     expect(page.locator(".versions span")).to_have_text("2/2")
-    wait_for_end(page)
-    second = text_of(replies(page).last)
+    second = stop(page)
     page.get_by_role("button", name="Previous version").click()
     expect(page.locator(".versions span")).to_have_text("1/2")
     assert text_of(replies(page).last) == first
@@ -169,7 +169,7 @@ def test_edit_makes_a_version_of_the_question_and_keeps_the_old_branch(page: Pag
     editor.press("Enter")
     expect(questions(page)).to_have_count(1)
     expect(questions(page).first.locator(".prose")).to_have_text("Tell me a letter.")
-    wait_for_end(page)
+    stop(page)
     expect(replies(page)).to_have_count(1)
     page.get_by_role("button", name="Previous version").click()
     expect(questions(page)).to_have_count(2)
@@ -189,7 +189,7 @@ def test_an_edit_that_is_refused_stays_in_the_editor(page: Page) -> None:
     editor.fill("Tell me a letter.")
     editor.press("Enter")
     expect(questions(page).first.locator(".prose")).to_have_text("Tell me a letter.")
-    wait_for_end(page)
+    stop(page)
 
 
 LOSE_EDIT = """(isDelivered) => {
@@ -217,7 +217,7 @@ def test_an_edit_under_way_outlives_the_line(page: Page, fate: str) -> None:
         page.reload()
     expect(questions(page).first.locator(".prose")).to_have_text("Tell me a letter.")
     expect(questions(page)).to_have_count(1)
-    wait_for_end(page)
+    stop(page)
     expect(questions(page).first.locator(".versions span")).to_have_text("2/2")
     assert page.evaluate(
         "Object.keys(localStorage).filter((key) => key.endsWith(':edits')).map((key) => localStorage[key])"
@@ -247,9 +247,10 @@ def test_what_is_written_during_a_reply_is_sent_after_it(page: Page) -> None:
     expect(page.locator("#outbox .bubble")).to_have_text("And now say stop.")
     wait_for_text(page)
     composer(page).press("Escape")
-    expect(questions(page)).to_have_count(2, timeout=30_000)
+    expect(questions(page)).to_have_count(2)
     expect(page.locator("#outbox .bubble")).to_have_count(0)
-    wait_for_end(page)
+    expect(replies(page)).to_have_count(2)
+    stop(page)
 
 
 def test_copy_takes_the_text_as_it_was_written(page: Page, context: BrowserContext) -> None:
@@ -283,21 +284,21 @@ def test_a_server_that_dies_in_mid_reply_loses_nothing(page: Page, server: Serve
     wait_for_text(page)
     page.wait_for_timeout(1500)  # the text is saved at least once a second
     server.kill()
-    expect(page.locator("#banner")).to_be_visible(timeout=15_000)
+    expect(page.locator("#banner")).to_be_visible()
     composer(page).fill("A draft that must survive")
     server.start()
-    expect(page.locator("#banner")).to_be_hidden(timeout=40_000)
+    expect(page.locator("#banner")).to_be_hidden()
     reply = replies(page).last
-    expect(reply.locator(".chip")).to_have_text("Interrupted", timeout=15_000)
+    expect(reply.locator(".chip")).to_have_text("Interrupted")
     interrupted = text_of(reply)
     assert interrupted
     expect(questions(page)).to_have_count(1)
     expect(composer(page)).to_have_value("A draft that must survive")
-    expect(page.locator("#model-chip")).to_have_attribute("data-state", "ready", timeout=40_000)
+    expect(page.locator("#model-chip")).to_have_attribute("data-state", "ready")
     reply.get_by_role("button", name="Continue").click()
     expect(reply).to_have_class(re.compile("is-open"))
-    wait_for_end(page)
-    assert text_of(reply).startswith(interrupted)
+    wait_for_more(page, interrupted)
+    assert stop(page).startswith(interrupted)
     page.reload()
     expect(questions(page)).to_have_count(1)
     expect(replies(page)).to_have_count(1)

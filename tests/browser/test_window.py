@@ -9,8 +9,8 @@ import pytest
 from playwright.sync_api import Browser, BrowserContext, Page, expect
 
 from tests.browser.conftest import Problems
-from tests.browser.filled import LONG, fill
-from tests.browser.screen import REPLY_WITHIN_MS, composer, questions, replies
+from tests.browser.filled import LONG, fill, opened
+from tests.browser.screen import composer, questions, replies
 from tests.browser.server import Server
 
 
@@ -22,19 +22,15 @@ def filled(server: Server, session: Path) -> str:
 
 @pytest.fixture
 def shown(context: BrowserContext, filled: str) -> Page:
-    page = context.new_page()
-    page.goto(f"/c/{filled}/")
-    page.locator('[data-connection="open"]').wait_for()
-    expect(page.locator("#gauge")).to_be_visible(timeout=REPLY_WITHIN_MS)
-    return page
+    return opened(context, filled)
 
 
 def test_the_gauge_counts_while_something_is_written(page: Page) -> None:
     gauge = page.locator("#gauge")
-    expect(gauge).to_be_visible(timeout=REPLY_WITHIN_MS)
+    expect(gauge).to_be_visible()
     before = gauge.get_attribute("aria-label")
     composer(page).fill(LONG * 20)
-    expect(gauge).not_to_have_attribute("aria-label", str(before), timeout=REPLY_WITHIN_MS)
+    expect(gauge).not_to_have_attribute("aria-label", str(before))
     gauge.click()
     card = page.locator("#window-card")
     expect(card).to_contain_text("Kept for the reply")
@@ -52,7 +48,7 @@ def test_the_line_stands_where_the_window_begins_also_among_older_messages(shown
             break
         shown.locator("#scroller").evaluate("(element) => { element.scrollTop = 0; }")
         shown.wait_for_timeout(100)
-    expect(questions(shown)).to_have_count(40, timeout=REPLY_WITHIN_MS)
+    expect(questions(shown)).to_have_count(40)
     expect(line).to_have_count(1)
     expect(line).to_contain_text(re.compile(r"The first \d+ messages are no longer sent; they stay here\."))
     num_outside = int(re.search(r"\d+", line.inner_text()).group())  # type: ignore[union-attr]
@@ -68,7 +64,7 @@ def test_the_card_leads_to_where_the_window_begins(shown: Page) -> None:
     card = shown.locator("#window-card")
     expect(card).to_contain_text("messages are no longer sent; they stay here.")
     card.get_by_role("link", name="Show where the window begins").click()
-    expect(line).to_be_in_viewport(timeout=REPLY_WITHIN_MS)
+    expect(line).to_be_in_viewport()
     expect(card).to_be_hidden()
     expect(shown.locator(".window-edge")).to_be_focused()
 
@@ -85,29 +81,27 @@ def test_another_policy_is_chosen_and_holds_at_once_in_every_tab(shown: Page, co
     dialog.get_by_role("button", name="Save").click()
     expect(dialog).to_be_hidden()
     for tab in (shown, other):
-        expect(tab.locator("#window-note")).to_contain_text("This does not fit", timeout=REPLY_WITHIN_MS)
+        expect(tab.locator("#window-note")).to_contain_text("This does not fit")
     num = questions(shown).count()
     composer(shown).fill("And this one?")
     composer(shown).press("Enter")
-    expect(composer(shown)).to_have_value("And this one?", timeout=REPLY_WITHIN_MS)  # back in the field
+    expect(composer(shown)).to_have_value("And this one?")  # back in the field
     assert questions(shown).count() == num
     expect(shown.locator("#window-note")).to_contain_text("This does not fit")
     shown.get_by_role("button", name="Let the oldest turns leave").click()
     dialog.get_by_label("Leave out the oldest turns").check()
     dialog.get_by_role("button", name="Save").click()
-    expect(shown.locator("#window-note")).to_be_hidden(timeout=REPLY_WITHIN_MS)
+    expect(shown.locator("#window-note")).to_be_hidden()
 
 
 def test_it_is_said_before_that_a_message_moves_the_window(shown: Page) -> None:
     composer(shown).fill(LONG * 260)
-    expect(shown.locator("#window-note")).to_contain_text(
-        re.compile(r"Sending this leaves out messages \d+–\d+\."), timeout=REPLY_WITHIN_MS
-    )
+    expect(shown.locator("#window-note")).to_contain_text(re.compile(r"Sending this leaves out messages \d+–\d+\."))
     composer(shown).fill(LONG * 1200)
     note = shown.locator("#window-note")
-    expect(note).to_contain_text("without anything earlier the prompt would have", timeout=REPLY_WITHIN_MS)
+    expect(note).to_contain_text("without anything earlier the prompt would have")
     composer(shown).fill("")
-    expect(note).to_be_hidden(timeout=REPLY_WITHIN_MS)
+    expect(note).to_be_hidden()
 
 
 def test_a_reply_that_has_no_more_room_says_so_and_why_it_cannot_go_on(
@@ -129,7 +123,7 @@ Conversation.objects.filter(id=name).update(context_policy="full")
     expect(outcome).to_contain_text("The model's window had no more room for this reply.")
     outcome.get_by_role("button", name="Continue").click()
     note = page.locator("#window-note")
-    expect(note).to_contain_text("This reply cannot go on: the conversation would have", timeout=REPLY_WITHIN_MS)
+    expect(note).to_contain_text("This reply cannot go on: the conversation would have")
     expect(note.get_by_role("button", name="Let the oldest turns leave")).to_be_visible()
     expect(replies(page).last.locator(".prose")).to_have_text("Answer 44.")
     expect(outcome).to_be_visible()
@@ -149,7 +143,7 @@ def test_nothing_lies_outside_the_screen(
     page = context.new_page()
     page.goto(f"/c/{filled}/")
     gauge = page.locator("#gauge")
-    expect(gauge).to_be_visible(timeout=REPLY_WITHIN_MS)
+    expect(gauge).to_be_visible()
     composer(page).fill(LONG * 40)
     page.wait_for_timeout(1000)
     gauge.click()
