@@ -12,9 +12,10 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from asgiref.sync import sync_to_async
+from asgiref.sync import SyncToAsync, sync_to_async
 from channels.testing import WebsocketCommunicator
 from django.core.cache import cache
+from django.db import connections
 from django.test import Client
 from django.utils import translation
 
@@ -41,6 +42,14 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
 def has_database(item: pytest.Item) -> bool:
     names = getattr(item, "fixturenames", ())
     return item.get_closest_marker("django_db") is not None or not {"db", "transactional_db"}.isdisjoint(names)
+
+
+@pytest.fixture(scope="session")
+def django_db_setup(django_db_setup: None) -> Iterator[None]:
+    """What asynchronous tests read directly runs in asgiref's one thread, whose connection nobody else closes: with it
+    open, PostgreSQL would not let the test database go."""
+    yield
+    SyncToAsync.single_thread_executor.submit(connections.close_all).result(PATIENCE_S)
 
 
 @pytest.fixture(autouse=True)
