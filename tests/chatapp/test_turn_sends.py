@@ -19,7 +19,7 @@ from tests.chatapp.fake_worker import FakeWorker
 pytestmark = pytest.mark.django_db(transaction=True)
 # transaction, conversation, client id, parent, open ones, two rows, words, leaf, last turn, history, what was sent
 # before, and, since nothing was kept of that, further up
-SEND_QUERIES = 14
+SEND_QUERIES = 13
 
 
 async def test_fifty_copies_of_a_send_are_one_turn(alice: User, worker: FakeWorker) -> None:
