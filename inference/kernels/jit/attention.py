@@ -25,6 +25,7 @@ from inference.kernels.jit.kernel_cache import entry, kernel
 from inference.kernels.jit.vectors import (
     LANE_BYTES,
     NUM_LANES,
+    ask_for,
     exp,
     exp_scalar,
     get_f32,
@@ -188,9 +189,19 @@ def _weigh(row: int, newest: int, window: int, first: int, end: int, scratch: in
 
 
 @kernel
+def _ask_for_values(group: int, end: int, dim: int, scratch: int) -> None:
+    """Of the groups whose keys are being read: they are wanted after all keys."""
+    for other in range(group, min(group + DIRECT_WIDTH, end)):
+        values = get_i64(scratch + VALUES_AT + 8 * other)
+        for at in range(0, 2 * KEY_GROUP * padded(dim), LANE_BYTES):
+            ask_for(values + at)
+
+
+@kernel
 def _direct_scores(queries: int, num_rows: int, first: int, end: int, dim: int, scratch: int) -> None:
     for group in range(first // DIRECT_WIDTH * DIRECT_WIDTH, end, DIRECT_WIDTH):
         keys, out = scratch + KEYS_AT + 8 * group, scratch + SCORES_AT + LANE_BYTES * group
+        _ask_for_values(group, end, dim, scratch)
         if num_rows == 1:
             tiles.scores_1(queries, keys, dim, out)
         elif num_rows == 2:

@@ -223,6 +223,18 @@ def set_i64(typingctx: Any, at: Any, value: Any) -> Any:
 
 
 @instruction
+def ask_for(typingctx: Any, at: Any) -> Any:
+    """Has a cache line fetched into the second cache; nothing need be there."""
+
+    def emit(context: Any, builder: Any, sig: Any, args: Any) -> Any:
+        kinds = [ir.Constant(I32, value) for value in (0, 2, 1)]  # to read; not into the first cache; data
+        call(builder, "llvm.prefetch.p0", ir.VoidType(), pointer(builder, args[0], ir.IntType(8)), *kinds)
+        return context.get_dummy_value()
+
+    return types.void(types.int64), emit
+
+
+@instruction
 def as_pointer(typingctx: Any, at: Any) -> Any:
     def emit(context: Any, builder: Any, sig: Any, args: Any) -> Any:
         return builder.inttoptr(args[0], ir.IntType(8).as_pointer())
