@@ -12,7 +12,7 @@ from inference.kernels.jit.ir import F32, I64, PTR, Emitter, Value
 from inference.kernels.jit.linear_float import K_STEP, FloatTile
 from inference.kernels.jit.linear_integer import PANEL, IntegerTile
 from inference.kernels.jit.linear_output import write_rows
-from inference.kernels.jit.linear_rows import BLOCK, CODE_BYTES, SCALES_BYTES, STEP, STEP_BYTES, SUM_BYTES
+from inference.kernels.jit.linear_rows import BLOCK, CODE_BYTES, STEP, STEP_BYTES, SUM_BYTES, emit_block_bytes
 from inference.kernels.jit.linear_tiles import MIN_TILED, TILED_BYTES, TiledProduct
 from inference.kernels.jit.linear_unpacked import UNPACKED_BYTES, UnpackedProduct
 from inference.kernels.quantized import FloatForm, Form, IntegerForm
@@ -166,7 +166,7 @@ class Product:
         if isinstance(self.form, FloatForm):
             tokens, distance = e.at(x, b.mul(b.mul(row, x_stride), e.i64(4))), b.mul(x_stride, e.i64(4))
         else:
-            size = b.add(b.mul(b.udiv(num_inner, e.i64(STEP)), e.i64(STEP_BYTES)), e.i64(SCALES_BYTES))
+            size = emit_block_bytes(e, b.udiv(num_inner, e.i64(STEP)))
             within = b.and_(row, e.i64(BLOCK - 1))
             block = e.at(rows, b.mul(b.udiv(row, e.i64(BLOCK)), size))
             tokens = e.at(block, b.mul(within, e.i64(CODE_BYTES)))

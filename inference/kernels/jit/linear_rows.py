@@ -60,6 +60,16 @@ def sums_offset(group: int, part: int, row: int) -> int:
     return BLOCK * CODE_BYTES + (place * BLOCK + row) * SUM_BYTES
 
 
+def emit_block_bytes(e: Emitter, num_steps: Value) -> Value:
+    """block_bytes(), of so many steps, in compiled code."""
+    return e.b.add(e.b.mul(num_steps, e.i64(STEP_BYTES)), e.i64(SCALES_BYTES))
+
+
+def emit_tile_row_bytes(e: Emitter, num_steps: Value) -> Value:
+    """tile_row_bytes() in compiled code."""
+    return e.b.add(e.b.mul(num_steps, e.i64(2 * CODE_BYTES)), e.i64(64))
+
+
 def emit_quantise(module: ir.Module, tier: Tier, name: str) -> None:
     """void name(x, x_stride, K, data, tiles, first, end): rows of x (float32, stride in elements) into blocks at data,
     and into tiles unless that is null."""
@@ -67,7 +77,7 @@ def emit_quantise(module: ir.Module, tier: Tier, name: str) -> None:
     b = e.b
     x, stride, num_inner, data, tiles, first, end = e.arguments
     num_steps = b.udiv(num_inner, e.i64(STEP))
-    size = b.add(b.mul(num_steps, e.i64(STEP_BYTES)), e.i64(SCALES_BYTES))
+    size = emit_block_bytes(e, num_steps)
 
     def row(index: Value) -> list[Value]:
         source = e.at(x, b.mul(b.mul(index, stride), e.i64(4)))
@@ -77,9 +87,9 @@ def emit_quantise(module: ir.Module, tier: Tier, name: str) -> None:
         e.store(scale, block, b.add(b.mul(num_steps, e.i64(STEP_BYTES)), b.mul(within, e.i64(4))), align=4)
         _convert(e, source, block, within, num_steps, factor)
         if tier.has_tiles:
-            row_bytes = e.b.add(e.b.mul(num_steps, e.i64(2 * CODE_BYTES)), e.i64(64))
             with e.when(b.icmp_unsigned("!=", b.ptrtoint(tiles, I64), e.i64(0))):
-                _split(e, block, within, num_steps, e.at(tiles, b.mul(index, row_bytes)))
+                target = e.at(tiles, b.mul(index, emit_tile_row_bytes(e, num_steps)))
+                _split(e, block, within, num_steps, target)
         return []
 
     e.loop(first, end, 1, [], row)

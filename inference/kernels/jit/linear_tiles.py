@@ -22,10 +22,11 @@ from inference.kernels.jit.linear_integer import PANEL, add_exact, group_bytes
 from inference.kernels.jit.linear_rows import (
     BLOCK,
     CODE_BYTES,
-    SCALES_BYTES,
     STEP,
     STEP_BYTES,
     TILE_TOKENS,
+    emit_block_bytes,
+    emit_tile_row_bytes,
     sums_offset,
 )
 from inference.kernels.jit.linear_unpacked import (
@@ -101,8 +102,7 @@ class TiledProduct:
         b = e.b
         data, panel_bytes, _, num_inner, _, _, codes, tiles, scratch = e.arguments[:9]
         num_steps = b.udiv(num_inner, e.i64(STEP))
-        block_bytes = b.add(b.mul(num_steps, e.i64(STEP_BYTES)), e.i64(SCALES_BYTES))
-        row_bytes = b.add(b.mul(num_steps, e.i64(2 * CODE_BYTES)), e.i64(64))
+        block_bytes, row_bytes = emit_block_bytes(e, num_steps), emit_tile_row_bytes(e, num_steps)
         source, totals = e.at(data, b.mul(panel, panel_bytes)), e.at(scratch, TOTALS_AT)
         count = least(e, b.sub(end_panel, panel), e.i64(PANELS))
         ahead = b.mul(panel_bytes, e.i64(PANELS))

@@ -16,7 +16,7 @@ from inference.kernels.jit.cpu import Tier
 from inference.kernels.jit.ir import F32, I32, I64, PTR, Emitter, Value
 from inference.kernels.jit.linear_integer import PANEL, GroupReader, add_group, group_bytes
 from inference.kernels.jit.linear_output import write_rows
-from inference.kernels.jit.linear_rows import BLOCK, CODE_BYTES, SCALES_BYTES, STEP, STEP_BYTES, sums_offset
+from inference.kernels.jit.linear_rows import BLOCK, CODE_BYTES, STEP, STEP_BYTES, emit_block_bytes, sums_offset
 from inference.kernels.quantized import IntegerForm
 
 LINE = 4 * PANEL  # bytes of a vector of all rows
@@ -144,7 +144,7 @@ class UnpackedProduct:
         b = e.b
         data, panel_bytes, _, num_inner, _, _, codes, _, scratch = e.arguments[:9]
         num_steps = b.udiv(num_inner, e.i64(STEP))
-        block_bytes = b.add(b.mul(num_steps, e.i64(STEP_BYTES)), e.i64(SCALES_BYTES))
+        block_bytes = emit_block_bytes(e, num_steps)
         source, totals = e.at(data, b.mul(panel, panel_bytes)), e.at(scratch, SUMS_AT)
         step_bytes = e.i64(STEP // self.form.group * group_bytes(self.form))
 
@@ -171,7 +171,7 @@ def finish_rows(e: Emitter, panel: Value, row: Value, last: Value, totals: Value
     b = e.b
     num_rows, num_inner, codes, out, out_stride = (e.arguments[index] for index in (2, 3, 6, 11, 12))
     num_steps = b.udiv(num_inner, e.i64(STEP))
-    block_bytes = b.add(b.mul(num_steps, e.i64(STEP_BYTES)), e.i64(SCALES_BYTES))
+    block_bytes = emit_block_bytes(e, num_steps)
     column = b.mul(panel, e.i64(PANEL))
 
     def finish(index: Value, place: Value) -> list[Value]:
