@@ -27,11 +27,17 @@ NUM_SLOTS = 1 << 15  # a thread's is found by its number
 GREGS_AT, RIP = 40, 16  # in ucontext_t of Linux on x86-64
 SA_SIGINFO, SA_NODEFER = 4, 0x40000000
 
-_libc = ctypes.CDLL(None, use_errno=True)
-_gettid = _libc.gettid
-_gettid.argtypes, _gettid.restype = [], ctypes.c_int
-_signal = _libc.signal
-_signal.argtypes, _signal.restype = [ctypes.c_int, ctypes.c_void_p], ctypes.c_void_p
+
+def can_emulate() -> bool:
+    """Whether this is Linux on x86-64, where instructions and signals are as above; or has the instructions."""
+    return sys.platform == "linux" and platform.machine() == "x86_64"
+
+
+if can_emulate():  # others may not have these functions
+    _libc = ctypes.CDLL(None, use_errno=True)
+    _gettid, _signal = _libc.gettid, _libc.signal
+    _gettid.argtypes, _gettid.restype = [], ctypes.c_int
+    _signal.argtypes, _signal.restype = [ctypes.c_int, ctypes.c_void_p], ctypes.c_void_p
 
 _slots = np.zeros(NUM_SLOTS * SLOT_BYTES + 64, np.uint8)  # pages come as they are touched
 _counts = np.zeros(1, np.int64)  # of multiplications
@@ -223,11 +229,6 @@ def _install() -> object:
     if _libc.sigaction(SIGILL, ctypes.byref(action), None):
         raise OSError(ctypes.get_errno(), "sigaction")
     return handler
-
-
-def can_emulate() -> bool:
-    """Whether this is Linux on x86-64, where instructions and signals are as above; or has the instructions."""
-    return sys.platform == "linux" and platform.machine() == "x86_64"
 
 
 @cache
