@@ -16,7 +16,8 @@ from pathlib import Path
 import numpy as np
 
 from inference.config import EngineConfig
-from inference.engine.llm_engine import LLMEngine, load_engine
+from inference.engine.llm_engine import LLMEngine
+from inference.engine.model_loader import load_engine
 from inference.errors import InferenceError
 from inference.types import ChatMessage, FinishedEvent, FinishReason, Request, SamplingParams, TokenEvent
 

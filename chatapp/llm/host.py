@@ -17,8 +17,9 @@ from django.utils.translation import gettext as _
 from chatapp.errors import Busy, Conflict, Draining, EngineUnavailable
 from chatapp.places import Ticket
 from inference.config import EngineConfig
-from inference.engine.llm_engine import LLMEngine, ProgressFn, load_opened
+from inference.engine.llm_engine import LLMEngine
 from inference.engine.model_hub import ModelState
+from inference.engine.model_loader import ProgressFn, load_opened
 from inference.engine.opened_model import OpenedModel, open_model
 from inference.engine.worker import Worker
 from inference.errors import EngineStopped, InferenceError, ModelBusy, ModelTooLarge, PoolTooLarge

@@ -31,7 +31,7 @@ from inference.bench.roofline import shares
 from inference.bench.start import measure_start
 from inference.bench.workload import measure_core
 from inference.config import KERNELS, EngineConfig
-from inference.engine.llm_engine import load_engine
+from inference.engine.model_loader import load_engine
 from inference.errors import InferenceError
 from inference.kernels.blas import Blas
 

@@ -12,7 +12,8 @@ from inference.bench.conversation import Interview, Reply, history, question, sa
 from inference.bench.crowd import NUM_CONVERSATIONS, NUM_WITH_ROOM, Crowd, measure_crowd
 from inference.bench.restart import Talk, measure_restart
 from inference.config import EngineConfig
-from inference.engine.llm_engine import LLMEngine, load_engine
+from inference.engine.llm_engine import LLMEngine
+from inference.engine.model_loader import load_engine
 from inference.types import ChatMessage
 
 NAMES = ("cold", "warm", "edited", "branch", "regenerate", "after_title", "restart_disk", "restart_cold")

@@ -13,7 +13,8 @@ from pathlib import Path
 
 from inference.bench.conversation import Interview, Reading, Reply, history, question, said
 from inference.config import EngineConfig
-from inference.engine.llm_engine import LLMEngine, load_engine
+from inference.engine.llm_engine import LLMEngine
+from inference.engine.model_loader import load_engine
 
 KV_DISK_BYTES = 1 << 30
 CLOSE_S = 60.0  # for writing what is cached

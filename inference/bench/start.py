@@ -11,7 +11,7 @@ from pathlib import Path
 
 from inference.bench.workload import complete, prompt_text
 from inference.config import EngineConfig
-from inference.engine.llm_engine import load_engine
+from inference.engine.model_loader import load_engine
 
 NUM_CACHED = 3  # starts with compiled kernels, of which the quickest counts
 

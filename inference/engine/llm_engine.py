@@ -13,22 +13,20 @@ import secrets
 import time
 from collections import Counter
 from collections.abc import Callable
-from pathlib import Path
 
 import numpy as np
 
 from inference.config import EngineConfig
 from inference.engine.model_runner import ModelRunner
 from inference.engine.new_cache import DiskOpener, new_cache
-from inference.engine.opened_model import OpenedModel, open_model, window_of
+from inference.engine.opened_model import window_of
 from inference.engine.pace import PrefillPace
 from inference.engine.reply import Reply
 from inference.engine.scheduler import Scheduler
 from inference.engine.sequence import Chunk, Sequence
 from inference.engine.stats import StatsRecorder
 from inference.errors import PromptTooLong, SamplingError
-from inference.model.base import Model, RunKernels, run_here
-from inference.model.registry import load_model
+from inference.model.base import Model
 from inference.sampler.sampler import Sampler
 from inference.tokenizer.chat_template import ChatTemplate
 from inference.tokenizer.tokenizer import Tokenizer
@@ -48,7 +46,6 @@ from inference.types import (
 
 logger = logging.getLogger(__name__)
 
-ProgressFn = Callable[[float], None]  # 0 to 1
 Clock = Callable[[], float]  # seconds
 
 # What NumPy, Numba and the system raise when a pass fails for reasons of its own. Anything else, an AssertionError
@@ -414,43 +411,3 @@ class LLMEngine:
             num_relookup_tokens_hit=scheduler.num_relookup_tokens_hit,
         )
         self._refresh_stats()
-
-
-def load_engine(path: Path | str, config: EngineConfig, *, on_progress: ProgressFn | None = None) -> LLMEngine:
-    """Open a model and load it. Raises what open_model() and load_opened() raise."""
-    return load_opened(open_model(path, config), on_progress=on_progress)
-
-
-def load_opened(
-    opened: OpenedModel, *, on_progress: ProgressFn | None = None, run_kernels: RunKernels = run_here
-) -> LLMEngine:
-    """Read the weights and build an engine around them. run_kernels: where another engine runs meanwhile.
-
-    Raises ModelFileError, also when the files have changed since the model was opened; UnsupportedModelError,
-    PoolTooLarge.
-    """
-    for note in opened.notes:
-        logger.info("%s: %s", opened.name, note)
-    opened.check_current()
-    model = load_model(
-        opened.model_file,
-        kernels=opened.config.kernels,
-        kernel_cache=opened.config.kernel_cache,
-        num_threads=opened.config.num_threads,
-        max_model_len=opened.config.max_model_len,
-        on_progress=on_progress,
-        run_kernels=run_kernels,
-    )
-    opened.check_current()  # weights of one file and of another are no model, and nothing in the bytes would tell
-    engine = LLMEngine(
-        model, opened.tokenizer, opened.chat_template, opened.config, name=opened.name, path=str(opened.model_file.path)
-    )
-    logger.info(
-        "%s: kernels %s, weights %d MB, pool of %d tokens %d MB",
-        opened.name,
-        model.kernel_tier,
-        model.weight_bytes // 1_000_000,
-        opened.config.num_blocks * opened.config.block_size,
-        engine.stats().pool_bytes // 1_000_000,
-    )
-    return engine

@@ -1,6 +1,6 @@
-"""ModelLoader: reads a model on a thread of its own, so that replies of others go on meanwhile.
+"""Reading a model: here, or by a ModelLoader on a thread of its own, so that replies of others go on meanwhile.
 
-One at a time: the owner begins the next one when it has heard of the end.
+One at a time: its owner begins the next one when it has heard of the end.
 """
 
 from __future__ import annotations
@@ -8,15 +8,60 @@ from __future__ import annotations
 import logging
 import threading
 from collections.abc import Callable
+from pathlib import Path
 from typing import Protocol
 
-from inference.engine.llm_engine import LLMEngine, ProgressFn, load_opened
-from inference.engine.opened_model import OpenedModel
+from inference.config import EngineConfig
+from inference.engine.llm_engine import LLMEngine
+from inference.engine.opened_model import OpenedModel, open_model
 from inference.engine.system_memory import give_back
 from inference.errors import EngineStopped, InferenceError
-from inference.model.base import RunKernels
+from inference.model.base import RunKernels, run_here
+from inference.model.registry import load_model
 
 logger = logging.getLogger(__name__)
+
+ProgressFn = Callable[[float], None]  # 0 to 1
+
+
+def load_engine(path: Path | str, config: EngineConfig, *, on_progress: ProgressFn | None = None) -> LLMEngine:
+    """Open a model and load it. Raises what open_model() and load_opened() raise."""
+    return load_opened(open_model(path, config), on_progress=on_progress)
+
+
+def load_opened(
+    opened: OpenedModel, *, on_progress: ProgressFn | None = None, run_kernels: RunKernels = run_here
+) -> LLMEngine:
+    """Read the weights and build an engine around them. run_kernels: where another engine runs meanwhile.
+
+    Raises ModelFileError, also when the files have changed since the model was opened; UnsupportedModelError,
+    PoolTooLarge.
+    """
+    for note in opened.notes:
+        logger.info("%s: %s", opened.name, note)
+    opened.check_current()
+    model = load_model(
+        opened.model_file,
+        kernels=opened.config.kernels,
+        kernel_cache=opened.config.kernel_cache,
+        num_threads=opened.config.num_threads,
+        max_model_len=opened.config.max_model_len,
+        on_progress=on_progress,
+        run_kernels=run_kernels,
+    )
+    opened.check_current()  # weights of one file and of another are no model, and nothing in the bytes would tell
+    engine = LLMEngine(
+        model, opened.tokenizer, opened.chat_template, opened.config, name=opened.name, path=str(opened.model_file.path)
+    )
+    logger.info(
+        "%s: kernels %s, weights %d MB, pool of %d tokens %d MB",
+        opened.name,
+        model.kernel_tier,
+        model.weight_bytes // 1_000_000,
+        opened.config.num_blocks * opened.config.block_size,
+        engine.stats().pool_bytes // 1_000_000,
+    )
+    return engine
 
 
 class LoadFn(Protocol):

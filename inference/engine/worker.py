@@ -17,9 +17,9 @@ from functools import partial
 from queue import Empty, SimpleQueue
 from typing import Any, Literal, TypeVar
 
-from inference.engine.llm_engine import Clock, LLMEngine, load_opened
+from inference.engine.llm_engine import Clock, LLMEngine
 from inference.engine.model_hub import ModelHub, ModelStatus, Slot, check_fits
-from inference.engine.model_loader import LoadFn, ModelLoader
+from inference.engine.model_loader import LoadFn, ModelLoader, load_opened
 from inference.engine.opened_model import ModelShelf, OpenedModel
 from inference.engine.system_memory import give_back
 from inference.errors import EngineStopped, InferenceError, QueueFull

@@ -13,7 +13,8 @@ from inference.bench import crowd, prefix
 from inference.bench.conversation import NUM_GENERATED, Interview, Reading, Reply, history
 from inference.bench.restart import Talk, first_turn, next_turn
 from inference.config import EngineConfig
-from inference.engine.llm_engine import LLMEngine, load_engine
+from inference.engine.llm_engine import LLMEngine
+from inference.engine.model_loader import load_engine
 from inference.kvcache.cached_blocks import num_common
 from tests.inference import tiny_models as tiny
 

@@ -11,7 +11,8 @@ import psutil
 import pytest
 
 from inference.config import EngineConfig
-from inference.engine.llm_engine import LLMEngine, load_engine
+from inference.engine.llm_engine import LLMEngine
+from inference.engine.model_loader import load_engine
 from inference.types import ChatMessage, FinishedEvent, Request, SamplingParams, TokenEvent
 from tests.inference.fakes import finished, ids_of, run
 

@@ -9,7 +9,8 @@ import pytest
 
 from inference import cli
 from inference.config import EngineConfig
-from inference.engine.llm_engine import LLMEngine, load_engine
+from inference.engine.llm_engine import LLMEngine
+from inference.engine.model_loader import load_engine
 from inference.types import Request, SamplingParams
 from tests.inference.fakes import finished, run
 from tests.inference.gguf_families import ARCHITECTURES, write_gguf

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from inference.config import EngineConfig
-from inference.engine.llm_engine import load_engine
+from inference.engine.model_loader import load_engine
 from tests.inference import tiny_models as tiny
 
 
@@ -19,7 +19,7 @@ def test_the_log_says_what_the_template_does_to_the_history(
     made = tiny.tiny_gguf()
     source = tiny.TEMPLATE.replace("m['content']", f"(m['content']{filters})")
     made.set("tokenizer.chat_template", tiny.STRING, source)
-    with caplog.at_level(logging.INFO, "inference.engine.llm_engine"):
+    with caplog.at_level(logging.INFO, "inference.engine.model_loader"):
         load_engine(made.write(tmp_path / "m.gguf"), EngineConfig(pool_tokens=64))
     notes = [record.getMessage() for record in caplog.records if "template" in record.getMessage()]
     assert len(notes) == num_notes

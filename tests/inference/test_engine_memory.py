@@ -12,7 +12,7 @@ import numpy as np
 import pytest
 
 from inference.config import EngineConfig
-from inference.engine.llm_engine import load_engine
+from inference.engine.model_loader import load_engine
 from inference.kvcache.block_table import BlockTable
 from inference.sampler.sampler import Sampler
 from inference.types import SamplingParams
@@ -28,7 +28,7 @@ TURNS = """
 import sys
 import numpy as np
 from inference.config import EngineConfig
-from inference.engine.llm_engine import load_engine
+from inference.engine.model_loader import load_engine
 from inference.types import FinishedEvent, Request, SamplingParams
 
 def resident():
@@ -71,7 +71,7 @@ def test_a_thousand_turns_leave_the_memory_as_it_was(tmp_path: Path) -> None:
 
 def test_pool_and_weights_are_stated_at_the_start(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
     path = tiny.tiny_gguf().write(tmp_path / "m.gguf")
-    with caplog.at_level(logging.INFO, "inference.engine.llm_engine"):
+    with caplog.at_level(logging.INFO, "inference.engine.model_loader"):
         load_engine(path, EngineConfig(pool_tokens=100, kernels="numpy"))
     (line,) = [record.getMessage() for record in caplog.records if "pool" in record.getMessage()]
     assert line.startswith("m: kernels numpy, weights ")

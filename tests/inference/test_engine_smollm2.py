@@ -10,7 +10,8 @@ import numpy as np
 import pytest
 
 from inference.config import EngineConfig
-from inference.engine.llm_engine import LLMEngine, load_engine
+from inference.engine.llm_engine import LLMEngine
+from inference.engine.model_loader import load_engine
 from inference.types import ChatMessage, FinishReason, Request, SamplingParams
 from tests.inference.fakes import finished, ids_of, run, text_of
 

@@ -32,7 +32,7 @@ PROGRAM = """
 import json, os, sys
 import numpy as np
 from inference.config import EngineConfig
-from inference.engine.llm_engine import load_opened
+from inference.engine.model_loader import load_opened
 from inference.engine.opened_model import open_model
 from inference.errors import ModelFileError
 from inference.types import FinishedEvent, Request, SamplingParams

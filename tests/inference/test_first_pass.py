@@ -18,7 +18,7 @@ import sys
 from numba.core import event
 from inference.bench.conversation import Interview, question
 from inference.config import EngineConfig
-from inference.engine.llm_engine import load_engine
+from inference.engine.model_loader import load_engine
 
 class Compiled(event.Listener):
     names = []

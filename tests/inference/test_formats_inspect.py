@@ -13,7 +13,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from inference.config import EngineConfig
-from inference.engine.llm_engine import load_engine
+from inference.engine.model_loader import load_engine
 from inference.formats.architectures import KNOWN_ARCHITECTURES
 from inference.formats.inspect import problem_of_config, problem_of_gguf
 from inference.inspection import inspect_model

@@ -10,7 +10,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from inference.config import EngineConfig
-from inference.engine.llm_engine import LLMEngine, load_engine
+from inference.engine.llm_engine import LLMEngine
+from inference.engine.model_loader import load_engine
 from inference.engine.prompt_lookup import FIRST_DRAFT, FIRST_PAUSE, MAX_PAUSE, PromptLookup
 from inference.types import FinishedEvent, Request, SamplingParams
 from tests.examples import examples

@@ -13,7 +13,7 @@ import numpy as np
 import pytest
 
 from inference.config import EngineConfig
-from inference.engine.llm_engine import load_opened
+from inference.engine.model_loader import load_opened
 from inference.engine.opened_model import open_model
 from inference.engine.worker import Worker
 from inference.errors import ModelBusy

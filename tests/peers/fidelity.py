@@ -15,7 +15,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from inference.config import EngineConfig
-from inference.engine.llm_engine import LLMEngine, load_engine
+from inference.engine.llm_engine import LLMEngine
+from inference.engine.model_loader import load_engine
 from inference.types import F32, ChatMessage, ForwardBatch
 from tests.peers.environments import HERE
 
