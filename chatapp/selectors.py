@@ -157,6 +157,14 @@ def conversation_exists(conversation_id: UUID) -> bool:
 
 
 @translated()
+def conversations_lock(conversation_ids: Collection[UUID]) -> set[UUID]:
+    """Which of these have not been deleted, and will not be before the end of the transaction, whosever they are: a
+    deletion beside it would not know of the row that is about to be stored there, and fail for it."""
+    rows = Conversation.objects.select_for_update(no_key=True).filter(id__in=conversation_ids)
+    return set(rows.order_by("id").values_list("id", flat=True))  # in one order: nobody waits for one another
+
+
+@translated()
 def conversation_owners(conversation_ids: Collection[UUID]) -> dict[UUID, str]:
     """Which of these have not been deleted, with the names of their owners: for the books of the disk."""
     ids = list(conversation_ids)
@@ -167,6 +175,7 @@ def conversation_owners(conversation_ids: Collection[UUID]) -> dict[UUID, str]:
     return owners
 
 
+@translated()
 def conversation_find(conversation_id: UUID) -> Conversation | None:
     """A conversation, whosever it is, if it has not been deleted: for work that nobody asked for."""
     return Conversation.objects.filter(id=conversation_id).first()
@@ -321,9 +330,14 @@ def _summaries(leaf: Message, start: int) -> tuple[list[SummaryText], set[UUID]]
 
 
 @translated()
-def has_summary_until(message_ids: Collection[UUID]) -> bool:
-    """Whether a summary ends with one of these messages."""
-    return Summary.objects.filter(until_id__in=message_ids).exists()
+def has_summary_until(message_ids: Collection[UUID], *, earlier_id: UUID | None) -> bool:
+    """Whether a summary ends with one of these messages and knows what the one before them says now.
+
+    earlier_id: that one. A summary that goes on from words which a person has changed since does not know them, unless
+    a person has written it, too.
+    """
+    rows = Summary.objects.filter(until_id__in=message_ids)
+    return rows.filter(Q(earlier_id=earlier_id) | Q(is_edited=True)).exists()
 
 
 @translated()

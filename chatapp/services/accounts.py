@@ -134,7 +134,7 @@ def user_delete(*, user: User) -> None:
     if user.is_owner:
         raise Conflict(_("The owner's account cannot be deleted; give the installation up instead."))
     with transaction.atomic():
-        conversation_ids = list(user.conversations.select_for_update().values_list("id", flat=True))
+        conversation_ids = list(user.conversations.order_by("id").select_for_update().values_list("id", flat=True))
         user.delete()
         transaction.on_commit(lambda: _purge_all(conversation_ids))
 

@@ -8,7 +8,7 @@ from django.db import transaction
 from django.utils.translation import gettext as _
 
 from chatapp import selectors
-from chatapp.errors import Invalid, NotFound
+from chatapp.errors import Conflict, Invalid, NotFound
 from chatapp.models import Message, Summary, User
 from chatapp.storage import translated
 from chatapp.text import is_blank, is_storable
@@ -26,7 +26,7 @@ def summary_create(
     """
     with transaction.atomic():
         until = Message.objects.filter(id=until_id).first()
-        if until is None:
+        if until is None or not selectors.conversations_lock([until.conversation_id]):
             return None
         if earlier_id is not None and not Summary.objects.filter(id=earlier_id).exists():
             earlier_id = None
@@ -43,22 +43,27 @@ def summary_create(
 
 @translated()
 def summary_edit(*, user: User, conversation_id: UUID, summary_id: UUID, text: str) -> Summary:
-    """The same stretch in other words, used from the next turn on. Raises NotFound, Invalid (empty, too long)."""
-    text = text.strip()
-    if is_blank(text):
-        raise Invalid(_("The summary is empty."))
-    if len(text) > MAX_CHARS or not is_storable(text):
-        raise Invalid(
-            _("The summary has %(num)s characters, at most %(max)s are allowed.")
-            % {"num": f"{len(text):,}", "max": f"{MAX_CHARS:,}"},
-        )
+    """The same stretch in other words, used from the next turn on. The same change again gives the same summary.
+
+    Raises NotFound, Invalid (empty, too long, not storable), Conflict (it is no longer the newest of its stretch: these
+    words would take the place of others, which whoever wrote them has not seen).
+    """
+    text = _checked(text.strip())
     with transaction.atomic():
         conversation = selectors.conversation_get(user, conversation_id, is_locked=True)
         old = conversation.summaries.filter(id=summary_id).first()
         if old is None:
             raise NotFound(_("This summary does not exist."))
-        if old.text == text:
-            return old
+        newest = conversation.summaries.filter(until_id=old.until_id).latest("created_at")
+        if newest.text == text:
+            return newest
+        if newest.id != old.id:
+            raise Conflict(
+                _(
+                    "This summary has other words by now. What you have written is still here: copy it, then cancel "
+                    "to see the others."
+                )
+            )
         return Summary.objects.create(
             conversation=conversation,
             until_id=old.until_id,
@@ -69,3 +74,17 @@ def summary_edit(*, user: User, conversation_id: UUID, summary_id: UUID, text: s
             model_name=old.model_name,
             is_edited=True,
         )
+
+
+def _checked(text: str) -> str:
+    """A summary as it may be stored. Raises Invalid."""
+    if is_blank(text):
+        raise Invalid(_("The summary is empty."))
+    if not is_storable(text):
+        raise Invalid(_("The summary holds a character that cannot be stored (NUL or half a surrogate pair)."))
+    if len(text) > MAX_CHARS:
+        raise Invalid(
+            _("The summary has %(num)s characters, at most %(max)s are allowed.")
+            % {"num": f"{len(text):,}", "max": f"{MAX_CHARS:,}"},
+        )
+    return text

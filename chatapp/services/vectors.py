@@ -7,6 +7,7 @@ from uuid import UUID
 
 from django.db import transaction
 
+from chatapp import selectors
 from chatapp.models import Message, MessageVector
 from chatapp.storage import translated
 
@@ -15,10 +16,14 @@ from chatapp.storage import translated
 def vectors_store(*, encoder: str, vectors: Mapping[UUID, bytes]) -> None:
     """In place of those of the same encoder. Messages that have been deleted meanwhile get none."""
     with transaction.atomic():
-        rows = Message.objects.filter(id__in=vectors).order_by().select_for_update(no_key=True)
-        there = list(rows.values_list("id", flat=True))
+        rows = dict(Message.objects.filter(id__in=vectors).order_by().values_list("id", "conversation_id"))
+        there = selectors.conversations_lock(set(rows.values()))
         MessageVector.objects.bulk_create(
-            [MessageVector(message_id=name, encoder=encoder, vector=vectors[name]) for name in there],
+            [
+                MessageVector(message_id=name, encoder=encoder, vector=vectors[name])
+                for name, conversation_id in rows.items()
+                if conversation_id in there
+            ],
             update_conflicts=True,
             unique_fields=["message", "encoder"],
             update_fields=["vector"],

@@ -10,14 +10,19 @@ from dataclasses import replace
 
 from chatapp import llm, selectors
 from chatapp.models import Conversation
+from chatapp.storage import translated
 from chatapp.turn.past import Past, Read, first_day, fitted, model_of, past_of, rules_of
 
 _QUESTION = llm.ChatMessage("user", "?")
 _LOOSE_TOKENS = 4  # at the end of a draft: most words have no more
 
 
+@translated()
 def read(conversation: Conversation) -> Read:
-    """What the next prompt can need of the branch on screen. A few queries. Raises EngineUnavailable, Invalid."""
+    """What the next prompt can need of the branch on screen. A few queries.
+
+    Raises EngineUnavailable, Invalid, StorageUnavailable.
+    """
     leaf = conversation.active_leaf
     if leaf is None:
         return Read(())

@@ -76,8 +76,12 @@ class Encoding:
     async def _encode_changed(self, encoder: str) -> None:
         while self._changed:
             names = list(self._changed)[:BATCH]
-            await self._encode(encoder, await executors.database(vectors.finished, names))
-            self._changed.difference_update(names)
+            self._changed.difference_update(names)  # first: one that changes while it is encoded comes again
+            try:
+                await self._encode(encoder, await executors.database(vectors.finished, names))
+            except ChatError:
+                self._changed.update(names)
+                raise
 
     async def _encode_missing(self, encoder: str) -> None:
         """Back to where the last walk began: after a turn that is the turn, after a start everything."""

@@ -21,8 +21,9 @@ from chatapp.errors import WindowFull
 from chatapp.models import Conversation, Message, MessageStatus, Role
 from chatapp.search import Hit
 from chatapp.selectors import HistoryMessage
+from chatapp.storage import translated
 from chatapp.turn.parts import parts_of
-from chatapp.turn.past import Past, Read, Window, model_of, past_of, rules_of
+from chatapp.turn.past import Past, Read, Window, first_day, model_of, past_of, rules_of
 from chatapp.turn.prompt import Plan, plan_turn
 from chatapp.turn_rows import Newest
 
@@ -76,11 +77,12 @@ class Gauge:
         self._known: OrderedDict[UUID, _Known] = OrderedDict()
         self._lock = Lock()
 
+    @translated()
     def count(self, conversation: Conversation, text: str) -> Count:
         """The next prompt of the branch on screen with this draft, which may be empty.
 
         Blocking; one query when nothing but the draft has changed, and those of recall. Raises EngineUnavailable,
-        Invalid.
+        Invalid, StorageUnavailable.
         """
         newest = turn_rows.newest(conversation)
         known = self._read(conversation, newest)
@@ -123,13 +125,15 @@ def _key(conversation: Conversation, newest: Newest | None) -> tuple[Any, ...]:
     settings = [field.attname for field in Conversation._meta.concrete_fields if field.attname not in _UNIMPORTANT]
     return (
         *(repr(getattr(conversation, name)) for name in settings),
+        first_day(conversation),
         newest,
         rules_of(conversation),
         llm.token_fingerprint(model_of(conversation)),
     )
 
 
-_UNIMPORTANT = ("title", "title_source", "is_pinned", "is_archived", "updated_at")
+# Of a conversation that does not exist yet the times are those of the question; a template is told the day alone.
+_UNIMPORTANT = ("title", "title_source", "is_pinned", "is_archived", "created_at", "updated_at")
 
 
 def _plan(newest: Newest | None, past: Past, text: str) -> Plan:

@@ -143,7 +143,7 @@ class Past:
             content = system_part(self._head[0].content, self.summary.text)
             self._head = [llm.ChatMessage("system", content, is_private=True)]
         self._opened: dict[int, Callable[[str], llm.Prompt]] = {}  # by turn: prompts that lack their last text
-        self._shorter: list[Past | None] = []  # behind_summary, once that has been asked
+        self._shorter: list[Past | None] = []  # behind_summary, once that has been asked; more where threads have
 
     @property
     def conversation(self) -> Conversation:
@@ -216,7 +216,7 @@ class Past:
         """What is left when the longest summary takes the place of the turns it stands for; None without one."""
         if not self._shorter:
             self._shorter.append(self._behind_summary())
-        (shorter,) = self._shorter
+        shorter = self._shorter[0]
         return shorter if shorter is None or self._asked else shorter.asking(self.question)
 
     def _behind_summary(self) -> Past | None:

@@ -13,6 +13,7 @@ from dataclasses import dataclass
 from uuid import UUID
 
 from chatapp.search import MIN_SHARE, Hit
+from chatapp.snippets import densest
 
 MAX_PASSAGES = 4
 _MAX_CHARS = 1200  # of one passage; of a longer one what stands around its telling words
@@ -67,8 +68,7 @@ def _excerpt(text: str, words: Sequence[str]) -> str:
         return text
     folded = text.casefold()
     places = sorted(match.start() for word in words for match in re.finditer(re.escape(word), folded))
-    step = _MAX_CHARS // 2
-    start = max(places, key=lambda place: sum(place <= other < place + step for other in places), default=0)
+    start = densest(places, _MAX_CHARS // 2) if places else 0
     start = max(0, min(start - _MAX_CHARS // 4, len(text) - _MAX_CHARS))
     excerpt = text[start : start + _MAX_CHARS]
     return ("… " if start else "") + excerpt.strip() + (" …" if start + _MAX_CHARS < len(text) else "")

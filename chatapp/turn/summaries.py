@@ -55,7 +55,7 @@ async def _follow(conversation_id: UUID, user_id: int, plan: Plan, reply: Reply)
     due = await executors.render(summary_due, plan, reply)
     if due is None:
         return
-    is_there = await executors.database(selectors.has_summary_until, due.inside)
+    is_there = await executors.database(selectors.has_summary_until, due.inside, earlier_id=plan.window.summary)
     if is_there or await _summarise(conversation_id, user_id, plan, due):
         preparation.summarised(conversation_id, user_id)
 

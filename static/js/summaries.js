@@ -75,7 +75,11 @@ export class Summaries {
       this.#draw();
       this.place();
     };
-    const check = () => { submit.disabled = isBlank(field.value) || countChars(field.value) > this.maxChars; };
+    const check = () => {
+      const isTooLong = countChars(field.value) > this.maxChars;
+      submit.disabled = isBlank(field.value) || isTooLong;
+      field.setAttribute("aria-invalid", String(isTooLong));
+    };
     const save = async () => {
       if (submit.disabled) return;
       submit.disabled = true;

@@ -5,13 +5,15 @@ import { Gauge, noteOf } from "./gauge.js";
 import { outsideText } from "./leaving.js";
 
 const PAUSE_MS = 250;
-const ANSWER_WITHIN_MS = 5000; // then the next one may be asked
+const ANSWER_WITHIN_MS = 5000; // the server leaves questions without an answer while there are too many: then once more
 
 export class ContextWindow {
   #number = 0;
-  #asked = null;
-  #isWaiting = false;
+  #isAsked = false;
+  #isWaiting = false; // something has changed since it was asked
+  #isAgain = false;
   #timer;
+  #patience;
   #count = null;
   #refusal = "";
 
@@ -38,18 +40,18 @@ export class ContextWindow {
 
   /** The line is down: no answer will come. */
   lost() {
-    this.#asked = null;
+    this.#answered();
   }
 
   counted(count) {
     if (count.number !== this.#number) return;
-    this.#asked = null;
+    this.#answered();
     this.#count = count;
     if (count.window > 0) this.policy.know(count);
     this.gauge.show(count);
     this.#say();
+    this.summaries.show({ current: count.summary_id, next: count.next_summary_id }); // rows that are known: at once
     this.drawn();
-    this.summaries.show({ current: count.summary_id, next: count.next_summary_id });
     if (this.#isWaiting) this.#next();
   }
 
@@ -70,11 +72,32 @@ export class ContextWindow {
   }
 
   #next() {
-    const isAnswered = this.#asked === null || performance.now() - this.#asked > ANSWER_WITHIN_MS;
-    this.#isWaiting = !isAnswered;
+    this.#isWaiting = this.#isAsked;
     if (this.#isWaiting) return;
     this.#number += 1;
-    this.#asked = this.ask(this.#number) ? performance.now() : null;
+    this.#isAgain = false;
+    this.#askNow();
+  }
+
+  #askNow() {
+    this.#isAsked = this.ask(this.#number);
+    if (this.#isAsked) this.#patience = setTimeout(() => this.#askAgain(), ANSWER_WITHIN_MS);
+  }
+
+  /** Under the same number while nothing has changed: an answer that was only late counts as well. */
+  #askAgain() {
+    const isNews = this.#isWaiting;
+    this.#answered();
+    if (isNews) this.#next();
+    else if (!this.#isAgain) {
+      this.#isAgain = true;
+      this.#askNow();
+    }
+  }
+
+  #answered() {
+    clearTimeout(this.#patience);
+    this.#isAsked = false;
   }
 
   #say() {
@@ -83,7 +106,8 @@ export class ContextWindow {
     const [leave, choose] = this.note.querySelectorAll("button");
     this.note.hidden = text === "";
     this.note.classList.toggle("is-refusal", Boolean(refusal));
-    this.note.querySelector("p").textContent = text;
+    const line = this.note.querySelector("p");
+    if (line.textContent !== text) line.textContent = text; // a screen reader says again what is written again
     leave.hidden = !refusal || this.policy.name !== "full";
     choose.hidden = !refusal || document.getElementById("model-select") === null;
   }

@@ -8,6 +8,7 @@ from pathlib import Path
 import pytest
 from playwright.sync_api import Browser, BrowserContext, Locator, Page, expect
 
+from tests.browser.conftest import Problems
 from tests.browser.filled import LONG, fill, opened
 from tests.browser.screen import questions
 from tests.browser.server import Server
@@ -80,6 +81,9 @@ def test_a_change_is_seen_in_every_tab_and_stays(context: BrowserContext, outgro
     expect(field).to_have_value(SUMMARY)
     field.fill(" ")
     expect(row.get_by_role("button", name="Save")).to_be_disabled()
+    field.fill("x" * 20_001)
+    expect(field).to_have_attribute("aria-invalid", "true")
+    expect(row.get_by_role("button", name="Save")).to_be_disabled()
     field.fill("They keep a lighthouse. 咪子 is the cat, Rex the dog.")
     field.press("Enter")  # a new line, as anywhere in a text
     field.press("Control+Enter")
@@ -92,7 +96,9 @@ def test_a_change_is_seen_in_every_tab_and_stays(context: BrowserContext, outgro
     expect(row_of(page).locator(".chip")).to_have_text("Changed by you")
 
 
-def test_what_is_being_written_there_survives_news_from_another_tab(context: BrowserContext, outgrown: str) -> None:
+def test_what_is_being_written_there_survives_news_from_another_tab(
+    context: BrowserContext, outgrown: str, problems: Problems
+) -> None:
     page, other = opened(context, outgrown), opened(context, outgrown)
     rows = [row_of(tab) for tab in (page, other)]
     for row in rows:
@@ -106,6 +112,10 @@ def test_what_is_being_written_there_survives_news_from_another_tab(context: Bro
     page.wait_for_timeout(1500)  # the news has come
     expect(field).to_have_value("half a sentence")
     expect(field).to_be_focused()
+    field.press("Control+Enter")
+    expect(page.locator("#notice")).to_contain_text("This summary has other words by now.")
+    expect(field).to_have_value("half a sentence")
+    problems.clear()  # the refusal, in the browser's words
     field.press("Escape")
     expect(row_of(page).locator(".summary-text")).to_have_text("The other tab was faster.")
 
@@ -134,6 +144,10 @@ turns.turn_close(
     first.hover()
     first.get_by_role("button", name="Next version").click()
     expect(row).to_have_count(0)
+    page.wait_for_timeout(1000)  # what was counted says so, too
+    first.hover()
+    first.get_by_role("button", name="Previous version").click()
+    expect(row).to_have_count(1)
 
 
 def test_one_that_waits_stands_where_the_window_will_begin(

@@ -6,7 +6,7 @@ import re
 from pathlib import Path
 
 import pytest
-from playwright.sync_api import Browser, BrowserContext, Page, expect
+from playwright.sync_api import Browser, BrowserContext, Page, WebSocketRoute, expect
 
 from tests.browser.conftest import Problems
 from tests.browser.filled import LONG, fill, opened
@@ -155,3 +155,25 @@ def test_nothing_lies_outside_the_screen(
         if name == "#window-card":
             page.get_by_role("button", name="When it is full …").click()
     context.close()
+
+
+def test_a_question_about_the_window_that_got_no_answer_is_asked_once_more(context: BrowserContext) -> None:
+    """The server leaves some without an answer, when a long draft is counted again and again."""
+    lost: list[str | bytes] = []
+
+    def relay(socket: WebSocketRoute) -> None:
+        server = socket.connect_to_server()
+
+        def told(frame: str | bytes) -> None:
+            if "window.count" in str(frame) and not lost:
+                lost.append(frame)
+            else:
+                server.send(frame)
+
+        socket.on_message(told)
+
+    page = context.new_page()
+    page.route_web_socket(re.compile(r"/ws/$"), relay)
+    page.goto("/")
+    expect(page.locator("#gauge")).to_be_visible()
+    assert len(lost) == 1

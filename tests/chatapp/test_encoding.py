@@ -12,6 +12,7 @@ import pytest
 from asgiref.sync import sync_to_async
 
 from chatapp import llm, wire
+from chatapp.errors import StorageUnavailable
 from chatapp.models import ContextPolicy, Message, MessageVector, Preset, TurnContext, User
 from chatapp.turn import encoding as room
 from chatapp.turn.encoding import Encoding, encoding
@@ -142,3 +143,46 @@ async def test_what_cannot_be_encoded_ends_it_and_no_turn(
     monkeypatch.undo()
     encoding.wake()
     assert await encoded(encoding) == 4
+
+
+async def test_what_changes_while_it_is_encoded_is_encoded_again(alice: User, monkeypatch: pytest.MonkeyPatch) -> None:
+    made = await sync_to_async(rows.turn)(alice, SECRET, "A cat")
+    reply = made.assistant_message
+    job = Encoding(Live())
+    job.wake()
+    await encoded(job)
+    seen: list[str] = []
+
+    def vectors_of(texts: Sequence[str]) -> list[bytes]:
+        if not seen:  # it goes on, and its turn ends
+            Message.objects.filter(id=reply.id).update(text="A cat train")
+            loop.call_soon_threadsafe(job.wake, reply.id)
+        seen.extend(texts)
+        return real(texts)
+
+    real, loop = llm.vectors_of, asyncio.get_running_loop()
+    monkeypatch.setattr(llm, "vectors_of", vectors_of)
+    job.wake(reply.id)
+    assert await encoded(job) == 2
+    assert seen == ["A cat", "A cat train"]
+
+
+async def test_what_could_not_be_read_is_not_forgotten(alice: User, monkeypatch: pytest.MonkeyPatch) -> None:
+    made = await sync_to_async(rows.turn)(alice, SECRET, "A cat")
+    reply = made.assistant_message
+    job = Encoding(Live())
+    job.wake()
+    await encoded(job)
+    before = await vector_of(reply.id)
+    await Message.objects.filter(id=reply.id).aupdate(text="A train")
+    with monkeypatch.context() as away:
+        away.setattr("chatapp.vectors.finished", _away)
+        job.wake(reply.id)
+        await encoded(job)
+    job.wake()
+    await encoded(job)
+    assert await vector_of(reply.id) != before
+
+
+def _away(*args: object) -> list[Message]:
+    raise StorageUnavailable("away")

@@ -5,20 +5,25 @@ from __future__ import annotations
 import json
 import logging
 import uuid
+from collections.abc import Callable, Iterator
+from contextlib import suppress
+from threading import Barrier
 from typing import Any
 
 import pytest
 from asgiref.sync import sync_to_async
-from django.db import connection
+from django.db import OperationalError, connection
 from django.test.utils import CaptureQueriesContext
 
-from chatapp import llm
-from chatapp.errors import WindowFull
+from chatapp import llm, selectors
+from chatapp.errors import StorageUnavailable, WindowFull
 from chatapp.models import ContextPolicy, Conversation, Message, User
+from chatapp.selectors import SummaryText
 from chatapp.services import conversations, turns
-from chatapp.turn import run
+from chatapp.turn import ahead, run
 from chatapp.turn.gauge import MAX_KEPT, Count, Gauge, gauge
 from chatapp.turn.live import Live, LiveTurn
+from chatapp.turn.past import Past, Read
 from tests.chatapp import rows
 from tests.chatapp.conftest import Socket, after, opened, send, whole
 from tests.chatapp.fake_worker import ByteTemplate, FakeWorker
@@ -244,3 +249,76 @@ async def test_a_summary_is_counted_as_such(alice: User, worker: FakeWorker, set
     too_much = await acount("0" * 1600)
     assert too_much.problem
     assert (too_much.summary_id, too_much.start) == (last.summary_id, last.start), "what is shown does not go meanwhile"
+
+
+class _Meeting(tuple[SummaryText, ...]):
+    """Summaries that two threads begin to look through at the same moment, once a barrier is there."""
+
+    barrier: Barrier | None = None
+
+    def __iter__(self) -> Iterator[SummaryText]:
+        if self.barrier is not None:
+            self.barrier.wait(10)
+        return super().__iter__()
+
+
+def test_two_tabs_may_ask_for_what_stands_behind_a_summary_at_once(alice: User, small: FakeWorker) -> None:
+    conversation = rows.long_conversation(alice, 8)
+    messages = selectors.history(conversation, conversation.active_leaf)
+    until = messages[3]
+    summaries = _Meeting([SummaryText(uuid.uuid4(), until.id, until.position, "A cat.")])
+    past = Past(conversation, Read([*messages, messages[0]._replace(position=len(messages))], summaries))
+    summaries.barrier = Barrier(2)
+    behind = rows.at_once([past.behind_summary] * 2)
+    assert all(isinstance(each, Past) for each in behind), behind
+    assert past.behind_summary() is not None
+
+
+def test_a_database_that_goes_away_at_any_query_is_said_to(alice: User, small: FakeWorker) -> None:
+    rows.long_conversation(alice, 4)
+    Conversation.objects.update(context_policy=ContextPolicy.SUMMARISE, has_recall=True)
+    name = Conversation.objects.get().id
+    work: list[Callable[[], object]] = [
+        lambda: Gauge().count(Conversation(**values), "message 3"),
+        lambda: ahead.read(Conversation(**values)),
+        lambda: selectors.conversation_find(name),
+    ]
+    values = Conversation.objects.values().get()
+    for job in work:
+        refused = _Refused()
+        while refused.has_refused:
+            refused.begin()
+            with connection.execute_wrapper(refused), suppress(StorageUnavailable):
+                job()
+        assert refused.number > 1
+
+
+class _Refused:
+    """Lets so many queries pass, and refuses the next one as a database does that is away."""
+
+    def __init__(self) -> None:
+        self.number = 0
+        self.has_refused = True
+
+    def begin(self) -> None:
+        self.number, self.has_refused, self._left = self.number + 1, False, self.number
+
+    def __call__(self, execute: Callable[..., Any], *args: Any) -> Any:
+        if self._left == 0:
+            self.has_refused = True
+            raise OperationalError("the connection is closed")
+        self._left -= 1
+        return execute(*args)
+
+
+def test_a_new_conversation_is_rendered_once_as_well(alice: User, small: FakeWorker) -> None:
+    fresh, template = Gauge(), small.opened.chat_template
+    name = uuid.uuid4()
+
+    def keystroke(text: str) -> None:
+        fresh.count(turns.conversation_new(user=alice, conversation_id=name, preset_id=None, model=""), text)
+
+    keystroke("H")
+    num_rendered = template.num_rendered
+    keystroke("He")
+    assert template.num_rendered == num_rendered

@@ -2,15 +2,22 @@
 
 from __future__ import annotations
 
+import threading
+import time
 import uuid
+from collections.abc import Callable
+from typing import Any
 
 import pytest
+from django.db import connection
 
 from chatapp.errors import Conflict, StorageUnavailable
-from chatapp.models import Conversation, Generation, Message, MessageStatus, User
+from chatapp.models import Conversation, Generation, Message, MessageStatus, MessageVector, Summary, User
 from chatapp.services import accounts, turns
 from chatapp.services.conversations import conversation_delete
+from chatapp.services.summaries import summary_create
 from chatapp.services.turns import TurnRows
+from chatapp.services.vectors import vectors_store
 from tests.chatapp.rows import at_once, close, send, turn
 
 pytestmark = pytest.mark.django_db(transaction=True)
@@ -70,6 +77,48 @@ def test_a_delete_beside_a_close_leaves_nothing_behind(alice: User) -> None:
         assert deleted is None, deleted
         assert closed in (True, False)
     assert (Conversation.objects.count(), Message.objects.count(), Generation.objects.count()) == (0, 0, 0)
+
+
+@pytest.mark.parametrize("kind", [Summary, MessageVector])
+def test_a_delete_waits_for_what_is_being_stored_there(kind: type[Summary | MessageVector], alice: User) -> None:
+    """It would miss that row, and fail for it at its end."""
+    if connection.vendor == "sqlite":
+        pytest.skip("SQLite has one writer at a time")
+    rows = turn(alice)
+    name = rows.assistant_message.id
+    is_stored = threading.Event()
+
+    def hold(execute: Callable[..., Any], sql: str, params: Any, many: bool, context: Any) -> Any:
+        result = execute(sql, params, many, context)
+        if sql.startswith("INSERT"):
+            is_stored.set()
+            _until_somebody_waits()
+        return result
+
+    def store() -> None:
+        with connection.execute_wrapper(hold):
+            if kind is Summary:
+                summary_create(until_id=name, text="A cat.", model_name="m")
+            else:
+                vectors_store(encoder="e", vectors={name: b"00"})
+
+    def delete() -> None:
+        assert is_stored.wait(10)
+        conversation_delete(user=alice, conversation_id=rows.conversation.id)
+
+    assert at_once([store, delete]) == [None, None]
+    assert (Conversation.objects.count(), Message.objects.count(), kind.objects.count()) == (0, 0, 0)  # type: ignore[attr-defined]
+
+
+def _until_somebody_waits() -> None:
+    """For a lock, in the database of this connection."""
+    deadline = time.monotonic() + 10
+    num_waiting = 0
+    with connection.cursor() as cursor:
+        while not num_waiting and time.monotonic() < deadline:
+            cursor.execute("SELECT count(*) FROM pg_locks WHERE NOT granted")
+            (num_waiting,) = cursor.fetchone()
+    assert num_waiting
 
 
 def test_of_ten_first_visitors_at_once_one_becomes_the_owner() -> None:

@@ -7,7 +7,7 @@ import uuid
 import pytest
 
 from chatapp import selectors
-from chatapp.errors import Invalid, NotFound
+from chatapp.errors import Conflict, Invalid, NotFound
 from chatapp.models import Message, Summary, User
 from chatapp.services import conversations, summaries
 from chatapp.turn.summary_rules import accepted_summary, system_part, wording
@@ -63,6 +63,27 @@ def test_a_change_by_a_person_is_a_summary_of_its_own(alice: User, bob: User) ->
         summaries.summary_edit(user=bob, conversation_id=conversation_id, summary_id=new.id, text="mine now")
     with pytest.raises(NotFound):
         summaries.summary_edit(user=alice, conversation_id=conversation_id, summary_id=uuid.uuid4(), text="which?")
+
+
+def test_of_two_changes_the_second_takes_the_place_of_no_words_that_it_has_not_seen(alice: User) -> None:
+    messages = talk(alice, 2)
+    old = summarise(messages[1], "by the model")
+    names = {"user": alice, "conversation_id": messages[0].conversation_id}
+    first = summaries.summary_edit(summary_id=old.id, text="from one tab", **names)
+    with pytest.raises(Conflict):
+        summaries.summary_edit(summary_id=old.id, text="from the other", **names)
+    again = summaries.summary_edit(summary_id=old.id, text="from one tab", **names)  # the answer was lost
+    assert again.id == first.id
+    assert [each.text for each in selectors.summaries(messages[-1], 0)] == ["from one tab"]
+    assert Summary.objects.count() == 2
+
+
+@pytest.mark.parametrize(("text", "reason"), [("a\0b", "cannot be stored"), ("x" * 20_001, "20,001 characters")])
+def test_a_refusal_says_what_is_wrong_with_a_summary(alice: User, text: str, reason: str) -> None:
+    messages = talk(alice, 1)
+    old = summarise(messages[1], "by the model")
+    with pytest.raises(Invalid, match=reason):
+        summaries.summary_edit(user=alice, conversation_id=messages[0].conversation_id, summary_id=old.id, text=text)
 
 
 def test_summaries_go_with_their_conversation(alice: User) -> None:

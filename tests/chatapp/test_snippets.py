@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 
 from chatapp.models import Message, User
 from chatapp.services.conversations import conversation_rename
-from chatapp.snippets import MAX_CHARS, snippet_of
+from chatapp.snippets import MAX_CHARS, densest, snippet_of
 from chatapp.views.sidebar import listing
 from chatapp.words import index_words, query_terms
 from tests.chatapp import rows
@@ -82,6 +82,12 @@ def snippets(client: Client, query: str) -> list[str]:
 
 
 @pytest.mark.django_db
+@given(st.lists(st.integers(0, 60), min_size=1).map(sorted), st.integers(1, 30))
+def test_the_densest_part_is_that_of_the_plain_search(places: list[int], width: int) -> None:
+    plain = max(places, key=lambda place: sum(place <= other < place + width for other in places))
+    assert densest(places, width) == plain
+
+
 @pytest.mark.parametrize(
     ("query", "line"),
     [

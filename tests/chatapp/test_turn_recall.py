@@ -158,3 +158,13 @@ def test_a_quotation_keeps_to_its_budget(texts: list[tuple[str, float]], max_tok
             hit.score == best.score and hit.message_id in found.sources for hit in hits
         )
         assert all(line.startswith("> ") for line in found.text.strip().split("\n")[1:])
+
+
+def test_a_log_full_of_figures_is_looked_through_in_one_go() -> None:
+    """Each figure is a place; comparing each with each of the others would take minutes, while the send is stored."""
+    text = "1 0 " * 20_000 + "error 7 in the boiler " + "1 0 " * 5_000
+    found = quote(
+        "Which boiler?", [Hit(uuid.uuid4(), 0, "user", text, 1.0)], ["1", "0", "boiler"], count=len, max_tokens=2000
+    )
+    assert found is not None
+    assert len(found.text) < 2000

@@ -256,3 +256,26 @@ async def test_a_conversation_that_is_deleted_meanwhile_gets_none(
     await until(lambda: not summaries.work.num_running)
     assert not await Summary.objects.aexists()
     assert small.purged == [str(turn.conversation_id)]
+
+
+async def test_one_that_waits_is_written_anew_when_the_words_before_it_are_changed(
+    alice: User, small: FakeWorker
+) -> None:
+    live = Live()
+    turn = await until_moved(live, small, alice, await begun(live, small, alice))
+    while len(asked(small)) < 2:
+        turn = await go_on(live, small, alice, turn, 1)
+    first, waiting = [summary async for summary in Summary.objects.order_by("created_at")]
+    names = {"user": alice, "conversation_id": turn.conversation_id}
+    changed = await sync_to_async(summary_edit)(summary_id=first.id, text="Mitzi is a cat, Rex a dog.", **names)
+    turn = await go_on(live, small, alice, turn, 1)
+    assert "Rex a dog" in text_of(asked(small)[-1])
+    anew = await Summary.objects.alatest("created_at")
+    assert (anew.earlier_id, anew.until_id, len(asked(small))) == (changed.id, waiting.until_id, 3)
+    turn = await go_on(live, small, alice, turn, 1)
+    assert len(asked(small)) == 3
+    mine = await sync_to_async(summary_edit)(summary_id=anew.id, text="Mitzi, Rex, and I.", **names)
+    await sync_to_async(summary_edit)(summary_id=changed.id, text="Mitzi is a dog, Rex a cat.", **names)
+    await go_on(live, small, alice, turn, 1)
+    assert len(asked(small)) == 3, "what a person has written is nothing to write over"
+    assert (await Summary.objects.filter(until_id=waiting.until_id).alatest("created_at")).id == mine.id
