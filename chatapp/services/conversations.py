@@ -18,6 +18,16 @@ from chatapp.text import is_blank, one_line
 _MAX_TITLE_CHARS = 200  # of the column
 
 
+def _change(user: User, conversation_id: UUID, **columns: object) -> Conversation:
+    """Sets columns of a conversation, which nobody deletes meanwhile. Raises NotFound."""
+    with transaction.atomic():
+        conversation = selectors.conversation_get(user, conversation_id, is_locked=True)
+        for name, value in columns.items():
+            setattr(conversation, name, value)
+        conversation.save(update_fields=columns.keys())
+    return conversation
+
+
 @translated()
 def conversation_rename(*, user: User, conversation_id: UUID, title: str) -> Conversation:
     """A title by a person, which nothing replaces. Raises NotFound, Invalid (empty, too long)."""
@@ -31,11 +41,7 @@ def conversation_rename(*, user: User, conversation_id: UUID, title: str) -> Con
             num_chars=len(title),
             max_chars=_MAX_TITLE_CHARS,
         )
-    conversation = selectors.conversation_get(user, conversation_id)
-    conversation.title = title
-    conversation.title_source = TitleSource.PERSON
-    conversation.save(update_fields=["title", "title_source"])
-    return conversation
+    return _change(user, conversation_id, title=title, title_source=TitleSource.PERSON)
 
 
 @translated()
@@ -48,19 +54,14 @@ def conversation_name(*, conversation_id: UUID, title: str) -> bool:
 @translated()
 def conversation_pin(*, user: User, conversation_id: UUID, is_pinned: bool) -> Conversation:
     """Keep it at the top of the list, or not. Raises NotFound."""
-    conversation = selectors.conversation_get(user, conversation_id)
-    conversation.is_pinned = is_pinned
-    conversation.save(update_fields=["is_pinned"])
-    return conversation
+    return _change(user, conversation_id, is_pinned=is_pinned)
 
 
 @translated()
 def conversation_archive(*, user: User, conversation_id: UUID, is_archived: bool) -> Conversation:
     """Put it away, or take it back out; its cached KV is the first to give way while it is away. Raises NotFound."""
     with transaction.atomic():
-        conversation = selectors.conversation_get(user, conversation_id)
-        conversation.is_archived = is_archived
-        conversation.save(update_fields=["is_archived"])
+        conversation = _change(user, conversation_id, is_archived=is_archived)
         hint = partial(llm.archive, conversation_id) if is_archived else partial(llm.protect, conversation_id, 0)
         transaction.on_commit(hint)
     return conversation
@@ -69,10 +70,7 @@ def conversation_archive(*, user: User, conversation_id: UUID, is_archived: bool
 @translated()
 def conversation_set_model(*, user: User, conversation_id: UUID, model: str) -> Conversation:
     """Whoever answers from the next turn on; a reply that is being written goes on. Raises NotFound."""
-    conversation = selectors.conversation_get(user, conversation_id)
-    conversation.model_name = model_catalogue.get(model).name
-    conversation.save(update_fields=["model_name"])
-    return conversation
+    return _change(user, conversation_id, model_name=model_catalogue.get(model).name)
 
 
 @translated()
@@ -80,22 +78,14 @@ def conversation_set_window(
     *, user: User, conversation_id: UUID, policy: ContextPolicy, recent_tokens: int, has_recall: bool
 ) -> Conversation:
     """What becomes of what no longer fits the window, from the next turn on. Raises NotFound."""
-    conversation = selectors.conversation_get(user, conversation_id)
-    conversation.context_policy = policy
-    conversation.recent_tokens = recent_tokens
-    conversation.has_recall = has_recall
-    conversation.save(update_fields=["context_policy", "recent_tokens", "has_recall"])
-    return conversation
+    return _change(user, conversation_id, context_policy=policy, recent_tokens=recent_tokens, has_recall=has_recall)
 
 
 @translated()
 def branch_select(*, user: User, conversation_id: UUID, message_id: UUID) -> Conversation:
     """Show the branch through this message, down to what was made last below it. Raises NotFound."""
     message = selectors.message_get(user, conversation_id, message_id)
-    conversation = message.conversation
-    conversation.active_leaf_id = selectors.newest_leaf_id(message)
-    conversation.save(update_fields=["active_leaf"])
-    return conversation
+    return _change(user, conversation_id, active_leaf_id=selectors.newest_leaf_id(message))
 
 
 @translated()

@@ -11,14 +11,16 @@ from typing import Any
 import pytest
 from django.db import connection
 
+from chatapp import selectors
 from chatapp.errors import Conflict, StorageUnavailable
-from chatapp.models import Conversation, Generation, Message, MessageStatus, MessageVector, Summary, User
-from chatapp.services import accounts, turns
+from chatapp.models import ContextPolicy, Conversation, Generation, Message, MessageStatus, MessageVector, Summary, User
+from chatapp.services import accounts, conversations, turns
 from chatapp.services.conversations import conversation_delete
 from chatapp.services.summaries import summary_create
 from chatapp.services.turns import TurnRows
 from chatapp.services.vectors import vectors_store
 from tests.chatapp.rows import at_once, close, send, turn
+from tests.patience import PATIENCE_S
 
 pytestmark = pytest.mark.django_db(transaction=True)
 
@@ -119,6 +121,53 @@ def _until_somebody_waits() -> None:
             cursor.execute("SELECT count(*) FROM pg_locks WHERE NOT granted")
             (num_waiting,) = cursor.fetchone()
     assert num_waiting
+
+
+CHANGES: dict[str, Callable[[User, Message], object]] = {
+    "rename": lambda user, leaf: conversations.conversation_rename(
+        user=user, conversation_id=leaf.conversation_id, title="Boats"
+    ),
+    "pin": lambda user, leaf: conversations.conversation_pin(
+        user=user, conversation_id=leaf.conversation_id, is_pinned=True
+    ),
+    "archive": lambda user, leaf: conversations.conversation_archive(
+        user=user, conversation_id=leaf.conversation_id, is_archived=True
+    ),
+    "window": lambda user, leaf: conversations.conversation_set_window(
+        user=user,
+        conversation_id=leaf.conversation_id,
+        policy=ContextPolicy.RECENT,
+        recent_tokens=500,
+        has_recall=True,
+    ),
+    "branch": lambda user, leaf: conversations.branch_select(
+        user=user, conversation_id=leaf.conversation_id, message_id=leaf.id
+    ),
+}
+
+
+@pytest.mark.parametrize("change", CHANGES.values(), ids=CHANGES)
+def test_a_delete_waits_for_a_change(
+    change: Callable[[User, Message], object], alice: User, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It would leave nothing to save into, which a person was told as trouble with the database."""
+    leaf = turn(alice).assistant_message
+    delete = threading.Thread(
+        target=at_once, args=([lambda: conversation_delete(user=alice, conversation_id=leaf.conversation_id)],)
+    )
+    read = selectors.conversation_get
+
+    def read_and_let_delete(*args: Any, **kwargs: Any) -> Conversation:
+        monkeypatch.setattr(selectors, "conversation_get", read)
+        row = read(*args, **kwargs)
+        delete.start()
+        delete.join(0.5)
+        return row
+
+    monkeypatch.setattr(selectors, "conversation_get", read_and_let_delete)
+    change(alice, leaf)
+    delete.join(PATIENCE_S)
+    assert not Conversation.objects.exists()
 
 
 def test_of_ten_first_visitors_at_once_one_becomes_the_owner() -> None:
