@@ -28,6 +28,7 @@ from chatapp.turn.prompt import Plan, plan_turn
 from chatapp.turn_rows import Newest
 
 MAX_KEPT = 32  # conversations that are being written in; more of them are read again
+_DRAFT = UUID(int=0)  # its id as a row, which it is not yet
 _PLACEHOLDER = "?"  # some templates render nothing that does not end with a question
 
 
@@ -35,9 +36,10 @@ _PLACEHOLDER = "?"  # some templates render nothing that does not end with a que
 class Count:
     """Tokens of the next prompt by what they are of; total is their sum, and that of the prompt.
 
-    start: the first message that is sent, None for the very first; num_outside: those before it, as long as the draft
-    is short; num_unsummarised: those of them for which a summary is missing. next_summary_id: the one that waits for
-    the window to move. num_leaving: how many more leave with this draft. problem: why it cannot be sent, "" if it can.
+    start: the first message that is sent, None for the very first, or for the draft itself; num_outside: those before
+    it, as long as the draft is short; num_unsummarised: those of them for which a summary is missing. next_summary_id:
+    the one that waits for the window to move. num_leaving: how many more leave with this draft. problem: why it cannot
+    be sent, "" if it can.
     """
 
     window: int
@@ -152,7 +154,7 @@ def _question(newest: Newest | None, text: str) -> HistoryMessage:
     """The draft as a row at the end of the branch."""
     position = newest.position + 1 if newest is not None else 0
     values = (position, Role.USER.value, text or _PLACEHOLDER, MessageStatus.DONE.value, None, "", 0, 0, None)
-    return HistoryMessage(UUID(int=0), *values)
+    return HistoryMessage(_DRAFT, *values)
 
 
 def _counted(plan: Plan, known: _Known, *, has_draft: bool) -> Count:
@@ -179,7 +181,7 @@ def _with_window(count: Count, past: Past, window: Window) -> Count:
     waiting = [each.id for each in past.summaries if each.position >= window.num_outside]
     return replace(
         count,
-        start=window.start,
+        start=None if window.start == _DRAFT else window.start,
         num_outside=window.num_outside,
         summary_id=window.summary,
         next_summary_id=waiting[-1] if waiting else None,

@@ -31,10 +31,11 @@ def parts_of(plan: Plan, num_tokens: int | None = None) -> Parts:
     summary = len(llm.encode(plan.summary, model=plan.model)) if plan.summary else 0
     is_in_head = plan.messages[0].role == "system"  # or in front of the first question
     recalled = len(llm.encode(plan.recalled.text, model=plan.model)) if plan.recalled is not None else 0
-    return Parts(
-        system=head - summary * is_in_head,
-        summary=summary,
-        history=question - head - summary * (not is_in_head),
-        recalled=recalled,
-        new=end - question - recalled,
-    )
+    system, history, new = head, question - head, end - question - recalled
+    if is_in_head:
+        system -= summary
+    elif history:
+        history -= summary
+    elif new:  # that one is the question; without it the summary is no part of what is counted as new
+        new -= summary
+    return Parts(system=system, summary=summary, history=history, recalled=recalled, new=new)

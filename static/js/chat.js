@@ -215,7 +215,7 @@ function act(action, button) {
     retry: () => conversation.continue(id),
     continue: () => conversation.continue(id),
     branch: () => attempt(() => conversation.branch(button.dataset.target)),
-    stats: () => showNumbers(byId("stats-card"), button, statsOf(article), (target) => follower.goTo(target)),
+    stats: () => showNumbers(byId("stats-card"), button, statsOf(article), (target) => attempt(() => goTo(target))),
     "go-to": () => attempt(() => goTo(button.dataset.target)),
     "go-to-window": () => {
       byId("window-card").hidePopover();
@@ -239,7 +239,7 @@ async function copyMessage(article, button) {
 
 /** Bring a message into view, or what stands above it, loading what lies between. */
 async function goTo(name, above = null) {
-  const article = await conversation.reading.bring(name);
+  const article = name === null ? above : await conversation.reading.bring(name);
   if (article) follower.goTo(above?.isConnected ? above : article);
 }
 

@@ -4,7 +4,7 @@ import { reuseText } from "./causes.js";
 import { facts, openNextTo } from "./floating.js";
 import { statsFacts } from "./format.js";
 
-/** Open the card next to a button, or close it. `goTo` brings the message into view where reuse ended. */
+/** Open the card next to a button, or close it. goTo(id) brings the message into view where reuse ended. */
 export function showNumbers(card, button, stats, goTo) {
   const parts = [["is-ram", stats.reused_ram], ["is-disk", stats.reused_disk], ["is-computed", stats.computed]];
   card.querySelector(".stats-bar").replaceChildren(...parts.filter(([, size]) => size > 0).map(([name, size]) => {
@@ -18,14 +18,13 @@ export function showNumbers(card, button, stats, goTo) {
   const why = card.querySelector(".stats-why");
   why.hidden = !text;
   why.querySelector("span").textContent = text;
-  const target = stats.cause_message ? document.getElementById(`m-${stats.cause_message}`) : null;
   const link = why.querySelector("a");
-  link.hidden = target === null; // it is further up, or on another branch
-  link.href = target ? `#${target.id}` : "#";
+  link.hidden = !stats.cause_message; // the prompt has differed from its beginning on
+  link.href = `#m-${stats.cause_message}`;
   link.onclick = (event) => {
     event.preventDefault(); // the address stays that of the conversation
     card.hidePopover();
-    goTo(target);
+    goTo(stats.cause_message);
   };
   openNextTo(card, button);
 }

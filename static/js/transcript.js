@@ -94,7 +94,12 @@ export class Transcript {
     else if (article.previousElementSibling !== element) article.before(element);
   }
 
-  /** The same, below a message. */
+  /** Put something else below all messages; what comes later stands below it. */
+  placeLast(element) {
+    if (this.list.lastElementChild !== element) this.list.append(element);
+  }
+
+  /** As placeAbove, below a message. */
   placeBelow(element, id) {
     const article = id === null ? null : this.get(id);
     if (article === null) element.remove();

@@ -26,7 +26,7 @@ export class ContextWindow {
     this.edge = document.getElementById("part-window-line").content.firstElementChild.cloneNode(true);
   }
 
-  /** The id of the first message that is sent; null when all are. */
+  /** The id of the first message that is sent; null when all are, or none that is there already. */
   get start() {
     return this.#count?.outside > 0 ? this.#count.start : null;
   }
@@ -64,10 +64,12 @@ export class ContextWindow {
   /** Messages or summaries have come or gone: the line and what belongs to it stand where they should. */
   drawn() {
     const { start } = this;
+    const outside = this.#count?.outside ?? 0;
     const { current, next, until } = this.summaries.rows;
-    this.edge.querySelector(".window-line > span").textContent = start === null ? "" : outsideText(this.#count);
+    this.edge.querySelector(".window-line > span").textContent = outside > 0 ? outsideText(this.#count) : "";
     if (current !== null && !this.edge.contains(current)) this.edge.append(current);
-    this.transcript.placeAbove(this.edge, start);
+    if (start === null && outside > 0) this.transcript.placeLast(this.edge);
+    else this.transcript.placeAbove(this.edge, start);
     if (next !== null) this.transcript.placeBelow(next, until);
   }
 

@@ -3,13 +3,16 @@
 from __future__ import annotations
 
 import re
+from pathlib import Path
 from typing import Any
 
 import pytest
-from playwright.sync_api import Locator, Page, expect
+from playwright.sync_api import BrowserContext, Locator, Page, expect
 
 from chatapp.models import PrefixBreak
+from tests.browser.filled import fill, opened
 from tests.browser.screen import ask, questions, replies, stop
+from tests.browser.server import Server
 from tests.browser.test_modules import PRELUDE
 
 SENTENCES = "{ all: ({ reuseText }, _) => CAUSES.map((stats) => reuseText(stats)) }"
@@ -51,6 +54,27 @@ def test_the_card_says_what_was_remembered_and_leads_to_where_it_was_not(page: P
     expect(questions(page).last).to_be_focused()
     expect(questions(page).last).to_be_in_viewport()
     assert re.search(r"/c/[0-9a-f-]{36}/$", page.url)
+
+
+def test_it_leads_also_to_a_message_that_is_further_up_than_the_page_has_loaded(
+    context: BrowserContext, server: Server, session: Path
+) -> None:
+    lost = """
+from chatapp.models import Generation
+Generation.objects.create(
+    message_id=replies[-1].id, model_name="tiny", finish_reason="stop", num_prompt_tokens=900, num_computed=900,
+    num_known=880, prefix_break="edited", break_message=questions[1], break_position=2,
+)
+"""
+    page = opened(context, fill(server, 60, "short", lost))
+    expect(questions(page)).to_have_count(25)
+    card = card_of(page, replies(page).last)
+    expect(card.locator(".stats-why span")).to_contain_text("Read again from your message 2 on: it was edited.")
+    card.get_by_role("link", name="Show that message").click()
+    expect(card).to_be_hidden()
+    source = questions(page).filter(has_text="Question 1.")
+    expect(source).to_be_focused()
+    expect(source).to_be_in_viewport()
 
 
 def test_the_bar_shows_memory_and_disk_and_what_was_computed(page: Page) -> None:

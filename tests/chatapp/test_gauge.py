@@ -20,6 +20,7 @@ from chatapp.errors import StorageUnavailable, WindowFull
 from chatapp.models import ContextPolicy, Conversation, Message, User
 from chatapp.selectors import SummaryText
 from chatapp.services import conversations, turns
+from chatapp.services.summaries import summary_create
 from chatapp.turn import ahead, run
 from chatapp.turn.gauge import MAX_KEPT, Count, Gauge, gauge
 from chatapp.turn.live import Live, LiveTurn
@@ -74,6 +75,22 @@ async def test_the_count_is_the_prompt_that_is_sent(
         assert generation.num_outside == outside + seen[-1].num_leaving
     assert any(counted.num_leaving for counted in seen)
     assert any(counted.num_recalled for counted in seen) == has_recall
+
+
+@pytest.mark.parametrize("policy", [ContextPolicy.TRUNCATE, ContextPolicy.SUMMARISE])
+async def test_where_all_leaves_the_window_begins_with_no_message_that_is_there(
+    policy: ContextPolicy, alice: User, small: FakeWorker
+) -> None:
+    await preset(policy)
+    live = Live()
+    turn = await whole(live, small, alice, send("Tell me something."), "Of a cat.")
+    if policy == ContextPolicy.SUMMARISE:
+        await sync_to_async(summary_create)(until_id=turn.message_id, text="All was of a cat.", model_name="tiny")
+    await whole(live, small, alice, after(turn, "Tell me everything."), "a" * 640)
+    for text in ("", "And more?"):
+        counted = await acount(text)
+        assert (counted.start, counted.num_outside) == (None, 4)
+        assert (counted.summary > 0) == (policy == ContextPolicy.SUMMARISE)
 
 
 async def test_of_a_new_conversation_there_is_the_head_and_the_draft(alice: User, small: FakeWorker) -> None:
