@@ -71,11 +71,8 @@ def browser(chromium: str) -> Iterator[Browser]:
         browser.close()
 
 
-@pytest.fixture(scope="package")
-def session(browser: Browser, server: Server, tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """The cookies of the owner, who sets the product up through its first page."""
-    context = browser.new_context(base_url=server.url)
-    page = context.new_page()
+def set_up(page: Page) -> None:
+    """Make the owner's account on a fresh server, through its first page; ends on the empty chat page."""
     page.goto("/")
     assert page.url.endswith("/setup/")
     name, password = OWNER
@@ -83,7 +80,15 @@ def session(browser: Browser, server: Server, tmp_path_factory: pytest.TempPathF
     page.get_by_label("Password", exact=True).fill(password)
     page.get_by_label("Password again").fill(password)
     page.get_by_role("button", name="Create account and start").click()
-    page.get_by_role("textbox", name="Message").wait_for()
+    page.locator('[data-connection="open"]').wait_for()
+
+
+@pytest.fixture(scope="package")
+def session(browser: Browser, server: Server, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The cookies of the owner, who sets the product up through its first page."""
+    context = browser.new_context(base_url=server.url)
+    page = context.new_page()
+    set_up(page)
     path = tmp_path_factory.mktemp("session") / "state.json"
     context.storage_state(path=path)
     context.close()

@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 from playwright.sync_api import Browser, Page, expect
 
-from tests.browser.conftest import OWNER, Problems
+from tests.browser.conftest import Problems, set_up
 from tests.browser.screen import PATIENCE_MS
 from tests.browser.server import Server
 
@@ -38,13 +38,7 @@ def page(browser: Browser, two_models: Server, problems: Problems) -> Iterator[P
     context.set_default_timeout(PATIENCE_MS)
     context.on("page", problems.watch)
     page = context.new_page()
-    page.goto("/")
-    name, password = OWNER
-    page.get_by_label("Name", exact=True).fill(name)
-    page.get_by_label("Password", exact=True).fill(password)
-    page.get_by_label("Password again").fill(password)
-    page.get_by_role("button", name="Create account and start").click()
-    page.locator('[data-connection="open"]').wait_for()
+    set_up(page)
     yield page
     context.close()
 
