@@ -14,6 +14,7 @@ from typing import Any, Self
 
 from tests.patience import PATIENCE_S
 
+MAX_S = 5 * PATIENCE_S  # for one frame, whatever comes meanwhile
 TEXT, CLOSE, PING, PONG = 1, 8, 9, 10
 
 
@@ -59,6 +60,8 @@ class Socket:
 
         Raises ConnectionResetError("closed with ...") when the socket ends.
         """
+        loop = asyncio.get_running_loop()
+        end = loop.time() + MAX_S
         async with asyncio.timeout(PATIENCE_S) as patience:
             while True:
                 opcode, payload = await self._read()
@@ -67,13 +70,22 @@ class Socket:
                 elif opcode == CLOSE:
                     raise ConnectionResetError(f"closed with {struct.unpack('>H', payload[:2])[0]}")
                 elif opcode == TEXT:
-                    # Where a turn gets on, however slowly, there is something to wait for.
-                    patience.reschedule(asyncio.get_running_loop().time() + PATIENCE_S)
+                    # Where a turn gets on, however slowly, there is something to wait for; but a reply may be endless.
+                    patience.reschedule(min(loop.time() + PATIENCE_S, end))
                     frame: dict[str, Any] = json.loads(payload)
                     if "seq" in frame:
                         await self.send({"type": "ack", "message": frame["message"], "seq": frame["seq"]})
                     if not types or frame["type"] in types:
                         return frame
+
+    async def reach(self, stage: str) -> None:
+        """Returns when the turn is in this stage; fails when it is past it, for a stage as short as a moment is not
+        always told."""
+        while True:
+            frame = await self.next("turn.stage", "turn.delta", "turn.end")
+            if frame.get("stage") == stage or (frame["type"], stage) == ("turn.delta", "writing"):
+                return
+            assert frame["type"] == "turn.stage", f"{frame['type']} came before {stage}"
 
     async def ask(self, frame: dict[str, Any] | str) -> dict[str, Any]:
         """Send one frame; the answer to it."""

@@ -62,8 +62,7 @@ async def test_a_turn_that_was_cut_off_is_interrupted_and_goes_on(
     accepted = await socket.ask(send_frame())
     message, shown = accepted["message"], 0
     if moment == "reading":
-        while (await socket.next("turn.stage"))["stage"] != "reading":
-            pass
+        await socket.reach("reading")
     elif isinstance(moment, int):
         while shown < moment:
             blocks = (await socket.next("turn.delta"))["blocks"]

@@ -31,8 +31,7 @@ async def test_killed_in_mid_reply_it_goes_on_where_it_was(stopped_server: Serve
     assert status == "interrupted"
     socket = await Socket.open(server.port, server.cookies["ada"])
     await socket.send({"type": "turn.continue", "conversation": accepted["conversation"], "message": message})
-    while (await socket.next("turn.stage"))["stage"] != "writing":
-        pass
+    await socket.reach("writing")
     await socket.send({"type": "turn.stop", "conversation": accepted["conversation"], "message": message})
     end = await socket.next("turn.end")
     status, text = server.message(message)
@@ -44,8 +43,7 @@ async def test_killed_in_mid_reply_it_goes_on_where_it_was(stopped_server: Serve
     frame = send_frame("Thanks.", conversation=accepted["conversation"], parent=message, is_new=False)
     await socket.send(frame)
     answer = await socket.next("turn.accepted")
-    while (await socket.next("turn.stage"))["stage"] != "writing":
-        pass
+    await socket.reach("writing")
     await socket.send({"type": "turn.stop", **{name: answer[name] for name in ("conversation", "message")}})
     stats = (await socket.next("turn.end"))["stats"]
     assert stats["reused_ram"] > 0.5 * stats["prompt_tokens"]

@@ -15,12 +15,14 @@ from tests.patience import PATIENCE_S
 
 
 @pytest.mark.parametrize("moment", ["at once", "reading", "writing"])
-async def test_stop_ends_a_turn(slow_server: ServerProcess, moment: str) -> None:
-    server = slow_server
+async def test_stop_ends_a_turn(stopped_server: ServerProcess, moment: str) -> None:
+    server = stopped_server
+    pace = "1" if moment == "reading" else "0.02"  # so that it is still reading when we hear of it
+    server.start(RECOLLECT_TEST_WORDS="1000000", RECOLLECT_TEST_PACE=pace)
     socket = await Socket.open(server.port, server.cookies["ada"])
     accepted = await socket.ask(send_frame())
-    while moment != "at once" and (await socket.next("turn.stage"))["stage"] != moment:
-        pass
+    if moment != "at once":
+        await socket.reach(moment)
     stop = {"type": "turn.stop", "conversation": accepted["conversation"], "message": accepted["message"]}
     await socket.send(stop)
     await socket.send(stop)
