@@ -16,6 +16,7 @@ from chatapp.words import Term
 MAX_CHARS = 120
 _BEFORE = 16  # characters in front of the first match: the list is narrow
 _MAX_MATCHES = 64  # looked at
+_IN_A_WORD = r"[^\W_]"  # words.index_words parts words at an underscore
 
 
 @dataclass(frozen=True, slots=True)
@@ -66,7 +67,11 @@ def _spans(line: str, terms: Sequence[Term]) -> Iterator[tuple[int, int]]:
     for term in terms:
         word = re.escape(term.word)
         # A word by itself; of a script without spaces any part.
-        pattern = rf"(?<!\w){word}" + ("" if term.is_prefix else r"(?!\w)") if term.word.isascii() else word
+        pattern = (
+            rf"(?<!{_IN_A_WORD}){word}" + ("" if term.is_prefix else rf"(?!{_IN_A_WORD})")
+            if term.word.isascii()
+            else word
+        )
         for number, match in enumerate(re.finditer(pattern, folded)):
             if number == _MAX_MATCHES:
                 break

@@ -44,6 +44,7 @@ def marked(text: str, query: str) -> str:
         ("ＦＵＬＬ width, Straße", "full strasse", "[ＦＵＬＬ] width, [Straße]"),
         ("e\u0301te\u0301", "été", "[été]"),
         ("several\n\n  lines \t here", "lines", "several [lines] here"),
+        ("the snake_case of names", "case", "the snake_[case] of names"),
         ("nothing of it", "absent", "nothing of it"),
     ],
 )
@@ -62,6 +63,7 @@ def test_of_a_long_text_there_is_the_part_with_most_of_the_words() -> None:
 @given(st.text(max_size=300), st.text(max_size=12))
 @example("ﬃ" * 50, "ffi")
 @example("İstanbul " * 30, "i̇stanbul")
+@example("_0", "")
 def test_the_parts_are_a_piece_of_the_text(text: str, query: str) -> None:
     parts = snippet_of(text, query_terms(query))
     line = "".join(part.text for part in parts)
