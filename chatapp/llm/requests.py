@@ -221,8 +221,8 @@ def count_cached(prompt: Prompt, *, model: str, user_id: int, is_head_public: bo
 class KvIdentity:
     """What must be the same for KV to be reused, besides the tokens, and whose memory it lies in. 8 bytes each.
 
-    model: weights, arithmetic, tokenizer and template. salt: whose it is; a digest that tells nothing about the salt.
-    run: of the process's worker. load: of the model into memory.
+    model: weights, arithmetic, tokenizer, template, and its name: two names of one file have memory of their own. salt:
+    whose it is; a digest that tells nothing about the salt. run: of the process's worker. load: of the model into memory.
     """
 
     model: bytes
@@ -236,7 +236,7 @@ def kv_identity(*, model: str, user_id: int) -> KvIdentity | None:
     info = model_info(model)
     if info is None:
         return None
-    facts = (f"{info.fingerprint} {info.tokenizer_fingerprint}".encode(), _salt(user_id))
+    facts = (f"{model} {info.fingerprint} {info.tokenizer_fingerprint}".encode(), _salt(user_id))
     model_digest, salt_digest = (hashlib.sha256(b"identity " + fact).digest()[:8] for fact in facts)
     return KvIdentity(model_digest, salt_digest, bytes.fromhex(handle.run_id), bytes.fromhex(info.load_id))
 

@@ -27,7 +27,7 @@ U64 = NDArray[np.uint64]
 
 NOWHERE = bytes(8)  # KvIdentity.load of what was read with the cache off: it was left in no memory
 
-_VERSION = 1
+_VERSION = 2
 _LAYOUT = struct.Struct("<B8s8s8s8s5I5QI")
 _RECORD = np.dtype(  # the same
     [("version", "u1"), ("identity", "V32"), ("positions", "<u4", 5), ("digests", "<u8", 5), ("num_kept", "<u4")]

@@ -77,7 +77,7 @@ def test_another_model_is_chosen_switched_to_and_back(page: Page, two_models: Se
     told = facts(page)
     assert first in told
     # Unless it was read while nobody waited, between the choice and the message.
-    assert "Read again from" in told or "of the history were remembered" in told
+    assert "another model answered before" in told or "of the history were remembered" in told
 
     select.select_option(OTHER)
     expect(note).to_have_text(re.compile(rf"^Of the history of \d+ tokens {OTHER} still remembers \d+; \d+ will be"))

@@ -152,6 +152,7 @@ class FakeWorker:
             tokenizer=ByteTokenizer(),
             chat_template=ByteTemplate(tokenizer_fingerprint),
         )
+        self.weights_of: dict[str, str] = {}  # name -> another one, of the same file
         self.info = ModelInfo(
             *("fake", "fake.gguf", "llama", 1, 1, 260, 4096, "fake", "model", tokenizer_fingerprint, 8),
             load_id=secrets.token_hex(8),
@@ -180,7 +181,11 @@ class FakeWorker:
 
     def model(self, name: str) -> ModelStatus:
         is_there = self.model_state == "ready"
-        info = replace(self.info, name=name, fingerprint=f"{self.info.fingerprint} {name}") if is_there else None
+        info = (
+            replace(self.info, name=name, fingerprint=f"{self.info.fingerprint} {self.weights_of.get(name, name)}")
+            if is_there
+            else None
+        )
         return ModelStatus(name, self.model_state, float(is_there), self.model_error, 0, info)
 
     def count_cached(self, name: str, request: Request) -> int:

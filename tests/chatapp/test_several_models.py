@@ -134,6 +134,16 @@ def test_the_numbers_of_the_next_turn_name_the_cause(alice: User, client: Client
     assert (again.prefix_break, again.num_reencoded) == ("", 1)  # the same model goes on
 
 
+def test_the_same_weights_under_another_name_are_another_model(alice: User, client: Client, worker: FakeWorker) -> None:
+    """Each name has memory of its own: nothing has left that of the first."""
+    client.force_login(alice)
+    worker.weights_of["qwen3"] = "llama"
+    turn = first_turn(alice, worker)
+    choose(client, turn, "qwen3")
+    numbers = asyncio.run(follow(alice, worker, turn.conversation_id, turn.message_id))
+    assert (numbers.model_name, numbers.prefix_break) == ("qwen3", PrefixBreak.MODEL_CHANGED)
+
+
 def test_a_history_that_the_other_model_cannot_hold_is_said(alice: User, client: Client, worker: FakeWorker) -> None:
     client.force_login(alice)
     turn = first_turn(alice, worker)
