@@ -112,13 +112,12 @@ def related(conversation: Conversation, question: Message, before: int, limit: i
     by_word = {place: score for place, score in by_word.items() if place not in elsewhere}
     scores = _fused(by_word, [place for place in by_meaning if place not in elsewhere], limit)
     best = sorted(scores, key=lambda place: (-scores[place], -place[0]))[:limit]
-    rows = Message.objects.filter(id__in=[message_id for _, message_id in best]).order_by()
-    texts = {row[0]: row[1:] for row in rows.values_list("id", "role", "text", "thinking_chars")}
-    hits = []
-    for place in best:
-        role, text, thinking_chars = texts[place[1]]
-        hits.append(Hit(place[1], place[0], role, text[thinking_chars:], scores[place]))
-    return hits
+    rows = Message.objects.only("role", "text", "thinking_chars").in_bulk([message_id for _, message_id in best])
+    return [
+        Hit(message_id, position, rows[message_id].role, rows[message_id].answer, scores[position, message_id])
+        for position, message_id in best
+        if message_id in rows  # not deleted since the words were looked up
+    ]
 
 
 def _fused(by_word: dict[Place, float], by_meaning: Sequence[Place], limit: int) -> dict[Place, float]:

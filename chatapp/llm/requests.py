@@ -221,8 +221,9 @@ def count_cached(prompt: Prompt, *, model: str, user_id: int, is_head_public: bo
 class KvIdentity:
     """What must be the same for KV to be reused, besides the tokens, and whose memory it lies in. 8 bytes each.
 
-    model: weights, arithmetic, tokenizer, template, and its name: two names of one file have memory of their own. salt:
-    whose it is; a digest that tells nothing about the salt. run: of the process's worker. load: of the model into memory.
+    model: weights, arithmetic, tokenizer and template; and its name, for two names of one file have memory of their
+    own. salt: whose it is; a digest that tells nothing about the salt. run: of the process's worker. load: of the model
+    into memory.
     """
 
     model: bytes

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from math import log
 from random import Random
 from uuid import UUID
@@ -176,6 +177,20 @@ def test_the_rare_word_decides(alice: User) -> None:
     assert related(last, "What is it about?", 10) == []
     assert [hit.position for hit in related(last, "Mitzi", 1)] == [0]
     assert related(last, "Mitzi", 0) == []
+
+
+@pytest.mark.django_db
+def test_what_is_deleted_while_it_is_looked_for_is_not_related(alice: User, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A count for the composer has no transaction around it."""
+    last = told(alice, "My cat is named Mitzi")
+
+    def deleting(question: Message, places: Mapping[UUID, int]) -> set[UUID]:
+        conversations.conversation_delete(user=alice, conversation_id=last.conversation_id)
+        return found(question, places)
+
+    found = search.path_ids
+    monkeypatch.setattr(search, "path_ids", deleting)
+    assert related(last, "Mitzi", 1) == []
 
 
 def plainly_related(messages: list[Message], text: str, before: int) -> list[tuple[int, float]]:
