@@ -9,6 +9,7 @@ import os
 import shutil
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
 from playwright.sync_api import Browser, BrowserContext, ConsoleMessage, Page, expect, sync_playwright
@@ -83,16 +84,19 @@ def set_up(page: Page) -> None:
     page.locator('[data-connection="open"]').wait_for()
 
 
+def owners_cookies(browser: Browser, server: Server, folder: Path) -> Path:
+    """A file in a folder with those of the owner, who sets a fresh server up."""
+    context = browser.new_context(base_url=server.url)
+    set_up(context.new_page())
+    context.storage_state(path=folder / "state.json")
+    context.close()
+    return folder / "state.json"
+
+
 @pytest.fixture(scope="package")
 def session(browser: Browser, server: Server, tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """The cookies of the owner, who sets the product up through its first page."""
-    context = browser.new_context(base_url=server.url)
-    page = context.new_page()
-    set_up(page)
-    path = tmp_path_factory.mktemp("session") / "state.json"
-    context.storage_state(path=path)
-    context.close()
-    return path
+    """The cookies of the owner."""
+    return owners_cookies(browser, server, tmp_path_factory.mktemp("session"))
 
 
 class Problems(list[str]):
@@ -106,6 +110,17 @@ class Problems(list[str]):
         is_left = "closed before the connection is established" in message.text  # a page left while it was connecting
         if message.type in ("error", "warning") and not is_left:
             self.append(message.text)
+
+
+def owners_page(browser: Browser, server: Server, problems: Problems, **options: Any) -> Iterator[Page]:
+    """For a fixture: the empty chat page of the owner of a fresh server, set up now. options: of the profile."""
+    context = browser.new_context(base_url=server.url, **options)
+    context.set_default_timeout(PATIENCE_MS)
+    context.on("page", problems.watch)
+    page = context.new_page()
+    set_up(page)
+    yield page
+    context.close()
 
 
 @pytest.fixture

@@ -10,8 +10,7 @@ from pathlib import Path
 import pytest
 from playwright.sync_api import Browser, Page, expect
 
-from tests.browser.conftest import Problems, set_up
-from tests.browser.screen import PATIENCE_MS
+from tests.browser.conftest import Problems, owners_page
 from tests.browser.server import Server
 
 OTHER = "Second-Model"
@@ -34,13 +33,7 @@ def two_models(model_path: Path, tmp_path_factory: pytest.TempPathFactory) -> It
 @pytest.fixture
 def page(browser: Browser, two_models: Server, problems: Problems) -> Iterator[Page]:
     """The empty chat page of the owner, set up now."""
-    context = browser.new_context(base_url=two_models.url, viewport={"width": 390, "height": 780}, has_touch=True)
-    context.set_default_timeout(PATIENCE_MS)
-    context.on("page", problems.watch)
-    page = context.new_page()
-    set_up(page)
-    yield page
-    context.close()
+    yield from owners_page(browser, two_models, problems, viewport={"width": 390, "height": 780}, has_touch=True)
 
 
 def say(page: Page, text: str) -> None:

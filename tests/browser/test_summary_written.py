@@ -9,8 +9,8 @@ from pathlib import Path
 import pytest
 from playwright.sync_api import Browser, Page, expect
 
-from tests.browser.conftest import Problems, set_up
-from tests.browser.screen import PATIENCE_MS, ask_to_the_end, replies
+from tests.browser.conftest import Problems, owners_page
+from tests.browser.screen import ask_to_the_end, replies
 from tests.browser.server import Server
 
 SUMMARISES = 'from chatapp.models import Preset; Preset.objects.update(context_policy="summarise")'
@@ -46,13 +46,7 @@ def narrow(model_path: Path, tmp_path: Path) -> Iterator[Server]:
 
 @pytest.fixture
 def page(browser: Browser, narrow: Server, problems: Problems) -> Iterator[Page]:
-    context = browser.new_context(base_url=narrow.url, viewport={"width": 1280, "height": 800})
-    context.set_default_timeout(PATIENCE_MS)
-    context.on("page", problems.watch)
-    page = context.new_page()
-    set_up(page)
-    yield page
-    context.close()
+    yield from owners_page(browser, narrow, problems, viewport={"width": 1280, "height": 800})
 
 
 @pytest.mark.slow

@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 from playwright.sync_api import Browser, BrowserContext, Locator, Page, expect
 
-from tests.browser.conftest import Problems, set_up
+from tests.browser.conftest import Problems, owners_cookies
 from tests.browser.screen import PATIENCE_MS, composer, replies, rows, send, wait_for_end
 from tests.browser.server import Server
 from tests.browser.thinking_model import write_thinking_model
@@ -37,13 +37,7 @@ def thinker(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Server]:
 
 @pytest.fixture(scope="module")
 def cookies(browser: Browser, thinker: Server, tmp_path_factory: pytest.TempPathFactory) -> Path:
-    context = browser.new_context(base_url=thinker.url)
-    page = context.new_page()
-    set_up(page)
-    path = tmp_path_factory.mktemp("thinking") / "state.json"
-    context.storage_state(path=path)
-    context.close()
-    return path
+    return owners_cookies(browser, thinker, tmp_path_factory.mktemp("thinking"))
 
 
 @pytest.fixture

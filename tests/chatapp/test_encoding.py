@@ -145,12 +145,17 @@ async def test_what_cannot_be_encoded_ends_it_and_no_turn(
     assert await encoded(encoding) == 4
 
 
-async def test_what_changes_while_it_is_encoded_is_encoded_again(alice: User, monkeypatch: pytest.MonkeyPatch) -> None:
+async def one_encoded(alice: User) -> tuple[Message, Encoding]:
+    """A reply that has its vector, and who made it."""
     made = await sync_to_async(rows.turn)(alice, SECRET, "A cat")
-    reply = made.assistant_message
     job = Encoding(Live())
     job.wake()
     await encoded(job)
+    return made.assistant_message, job
+
+
+async def test_what_changes_while_it_is_encoded_is_encoded_again(alice: User, monkeypatch: pytest.MonkeyPatch) -> None:
+    reply, job = await one_encoded(alice)
     seen: list[str] = []
 
     def vectors_of(texts: Sequence[str]) -> list[bytes]:
@@ -168,11 +173,7 @@ async def test_what_changes_while_it_is_encoded_is_encoded_again(alice: User, mo
 
 
 async def test_what_could_not_be_read_is_not_forgotten(alice: User, monkeypatch: pytest.MonkeyPatch) -> None:
-    made = await sync_to_async(rows.turn)(alice, SECRET, "A cat")
-    reply = made.assistant_message
-    job = Encoding(Live())
-    job.wake()
-    await encoded(job)
+    reply, job = await one_encoded(alice)
     before = await vector_of(reply.id)
     await Message.objects.filter(id=reply.id).aupdate(text="A train")
     with monkeypatch.context() as away:
