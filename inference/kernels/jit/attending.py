@@ -6,7 +6,16 @@ above all, a task is a single chunk, so that there is work for every thread; wha
 
 from __future__ import annotations
 
-from inference.kernels.jit.attention import attend_chunk, begin, finish, fold, part_bytes, part_rows, scratch_bytes
+from inference.kernels.jit.attention import (
+    attend_chunk,
+    begin,
+    expect,
+    finish,
+    fold,
+    part_bytes,
+    part_rows,
+    scratch_bytes,
+)
 from inference.kernels.jit.elementwise import padded
 from inference.kernels.jit.kernel_cache import entry, kernel
 from inference.kernels.jit.records import JOB_FIELDS, Record
@@ -42,15 +51,40 @@ def attend(p: Record, w: Record, layer: int, thread: int, counters: int, stage: 
 
 @kernel
 def _attend_one(p: Record, w: Record, layer: int, thread: int, task: int) -> None:
-    job = p.jobs
-    while job + JOB_BYTES < p.jobs + p.num_jobs * JOB_BYTES and task >= get_i64(job + JOB_BYTES + FIRST_TASK):
-        job += JOB_BYTES
+    job = _job_of(p, task)
     num_chunks = get_i64(job + NUM_CHUNKS)
     index = task - get_i64(job + FIRST_TASK)
     rows = part_rows(get_i64(job + NUM_ROWS) * (p.num_heads // p.num_kv_heads))
     parts = get_i64(job + PARTS) + index * rows * part_bytes(p.dim)
     _find_queries(p, thread, job, index // num_chunks)
+    # The others take those in between, as a rule: a wrong guess costs time, no more.
+    _expect(p, layer, thread, task + p.num_threads if task + p.num_threads < p.num_tasks else task)
     _attend_chunk(p, w, layer, thread, job, index // num_chunks, index % num_chunks, parts)
+
+
+@kernel
+def _job_of(p: Record, task: int) -> int:
+    job = p.jobs
+    while job + JOB_BYTES < p.jobs + p.num_jobs * JOB_BYTES and task >= get_i64(job + JOB_BYTES + FIRST_TASK):
+        job += JOB_BYTES
+    return job
+
+
+@kernel
+def _expect(p: Record, layer: int, thread: int, task: int) -> None:
+    """Has the keys of that task asked for while the thread attends."""
+    job = _job_of(p, task)
+    num_chunks = get_i64(job + NUM_CHUNKS)
+    index = task - get_i64(job + FIRST_TASK)
+    _expect_chunk(p, layer, thread, job, index // num_chunks, index % num_chunks)
+
+
+@kernel
+def _expect_chunk(p: Record, layer: int, thread: int, job: int, head: int, chunk: int) -> None:
+    place = (layer * p.num_kv_heads + head) * p.num_slots
+    context = get_i64(job + POSITION) + get_i64(job + NUM_ROWS)
+    keys, scratch = p.keys + 2 * place * p.dim, p.scratch + thread * p.scratch_bytes
+    expect(chunk, context, get_i64(job + TABLE), p.block_size, keys, p.dim, scratch)
 
 
 @kernel
@@ -65,6 +99,7 @@ def _attend_all(p: Record, w: Record, layer: int, thread: int, job: int, task: i
         begin(states + row * size, p.dim)
     first = max(0, get_i64(job + POSITION) - w.window + 1) // 256 if w.window else 0
     for chunk in range(first, get_i64(job + NUM_CHUNKS)):
+        _expect_chunk(p, layer, thread, job, head, min(chunk + 1, get_i64(job + NUM_CHUNKS) - 1))
         _attend_chunk(p, w, layer, thread, job, head, chunk, parts)
         for row in range(num_rows):
             fold(states + row * size, parts + row * size, p.dim)

@@ -25,7 +25,6 @@ from inference.kernels.jit.kernel_cache import entry, kernel
 from inference.kernels.jit.vectors import (
     LANE_BYTES,
     NUM_LANES,
-    ask_for,
     exp,
     exp_scalar,
     get_f32,
@@ -46,10 +45,11 @@ from inference.kernels.jit.vectors import (
 from inference.kernels.kv_storage import KEY_GROUP
 
 NUM_GROUPS = CHUNK // KEY_GROUP
+AHEAD = 4  # groups from the keys that are read to those that are asked for
 MINUS_INFINITY = np.float32(-np.inf)
 ZERO, ONE = np.float32(0), np.float32(1)
 # What attend_chunk() has of a thread's memory, by offset; then the chunk as float32, keys and values.
-KEYS_AT, VALUES_AT, SCORES_AT = 0, 8 * NUM_GROUPS, 16 * NUM_GROUPS
+KEYS_AT, VALUES_AT, FOLLOWING_AT, SCORES_AT = 0, 8 * NUM_GROUPS, 16 * NUM_GROUPS, 24 * NUM_GROUPS
 CONVERTED_AT = SCORES_AT + TILE_ROWS * ROW_BYTES
 
 
@@ -124,6 +124,20 @@ def attend_chunk(
 
 
 @kernel
+def expect(chunk: int, context: int, table: int, block_size: int, keys: int, dim: int, scratch: int) -> None:
+    """Has the next attend_chunk() of few rows ask for the keys of another chunk, which the thread will read then.
+
+    context: the tokens there are; the rest is as there.
+    """
+    first = chunk * NUM_GROUPS
+    last = (context - 1) // KEY_GROUP
+    for group in range(NUM_GROUPS):
+        position = min(first + group, last) * KEY_GROUP
+        slot = get_i32(table + 4 * (position // block_size)) * block_size + position % block_size
+        set_i64(scratch + FOLLOWING_AT + 8 * group, keys + 2 * slot * dim)
+
+
+@kernel
 def _find_groups(
     start: int, first: int, end: int, table: int, block_size: int, keys: int, values: int, dim: int, scratch: int
 ) -> None:
@@ -133,16 +147,23 @@ def _find_groups(
         slot = get_i32(table + 4 * (position // block_size)) * block_size + position % block_size
         set_i64(scratch + KEYS_AT + 8 * group, keys + 2 * slot * dim)
         set_i64(scratch + VALUES_AT + 8 * group, values + 2 * slot * padded(dim))
-    other = get_i64(scratch + KEYS_AT + 8 * first)
-    for group in range(first):
-        set_i64(scratch + KEYS_AT + 8 * group, other)
-    for group in range(end, NUM_GROUPS):
-        set_i64(scratch + KEYS_AT + 8 * group, other)
+    _fill_up(first, end, scratch)
+
+
+@kernel
+def _fill_up(first: int, end: int, scratch: int) -> None:
+    """Has the places of other groups point to the first one."""
+    for at in (KEYS_AT, VALUES_AT):
+        other = get_i64(scratch + at + 8 * first)
+        for group in range(first):
+            set_i64(scratch + at + 8 * group, other)
+        for group in range(end, NUM_GROUPS):
+            set_i64(scratch + at + 8 * group, other)
 
 
 @kernel
 def _convert(first: int, end: int, dim: int, scratch: int) -> None:
-    """Takes the groups as float32 into the scratch, and points to them there."""
+    """Takes the groups as float32 into the scratch, values behind keys, and points to the keys there."""
     key_size, value_size = KEY_GROUP * dim, KEY_GROUP * padded(dim)
     for group in range(first, end):
         source = get_i64(scratch + KEYS_AT + 8 * group)
@@ -154,12 +175,7 @@ def _convert(first: int, end: int, dim: int, scratch: int) -> None:
         target = scratch + CONVERTED_AT + 4 * (CHUNK * dim + group * value_size)
         for at in range(0, value_size, NUM_LANES):
             store(target + 4 * at, load_half(source + 2 * at))
-        set_i64(scratch + VALUES_AT + 8 * group, target)
-    other = get_i64(scratch + KEYS_AT + 8 * first)
-    for group in range(first):
-        set_i64(scratch + KEYS_AT + 8 * group, other)
-    for group in range(end, NUM_GROUPS):
-        set_i64(scratch + KEYS_AT + 8 * group, other)
+    _fill_up(first, end, scratch)
 
 
 @kernel
@@ -189,68 +205,60 @@ def _weigh(row: int, newest: int, window: int, first: int, end: int, scratch: in
 
 
 @kernel
-def _ask_for_values(group: int, end: int, dim: int, scratch: int) -> None:
-    """Of the groups whose keys are being read: they are wanted after all keys."""
-    for other in range(group, min(group + DIRECT_WIDTH, end)):
-        values = get_i64(scratch + VALUES_AT + 8 * other)
-        for at in range(0, 2 * KEY_GROUP * padded(dim), LANE_BYTES):
-            ask_for(values + at)
-
-
-@kernel
 def _direct_scores(queries: int, num_rows: int, first: int, end: int, dim: int, scratch: int) -> None:
     for group in range(first // DIRECT_WIDTH * DIRECT_WIDTH, end, DIRECT_WIDTH):
         keys, out = scratch + KEYS_AT + 8 * group, scratch + SCORES_AT + LANE_BYTES * group
-        _ask_for_values(group, end, dim, scratch)
+        ahead = scratch + KEYS_AT + 8 * min(group + AHEAD, NUM_GROUPS - DIRECT_WIDTH)
+        values = scratch + VALUES_AT + 8 * group  # wanted after all keys
         if num_rows == 1:
-            tiles.scores_1(queries, keys, dim, out)
+            tiles.scores_1(queries, keys, dim, out, ahead, values)
         elif num_rows == 2:
-            tiles.scores_2(queries, keys, dim, out)
+            tiles.scores_2(queries, keys, dim, out, ahead, values)
         elif num_rows == 3:
-            tiles.scores_3(queries, keys, dim, out)
+            tiles.scores_3(queries, keys, dim, out, ahead, values)
         else:
-            tiles.scores_4(queries, keys, dim, out)
+            tiles.scores_4(queries, keys, dim, out, ahead, values)
 
 
 @kernel
 def _direct_values(num_rows: int, low: int, high: int, dim: int, scratch: int, parts: int) -> None:
-    weights, groups = scratch + SCORES_AT, scratch + VALUES_AT
+    weights, groups, following = scratch + SCORES_AT, scratch + VALUES_AT, scratch + FOLLOWING_AT
     row_bytes, size = 2 * padded(dim), part_bytes(dim)
     offset = 0  # in bytes of float16
     while offset + 32 * DIRECT_WIDTH <= row_bytes:
         out = parts + 2 * offset
         if num_rows == 1:
-            tiles.values_1(weights, groups, row_bytes, offset, low, high, out, size)
+            tiles.values_1(weights, groups, row_bytes, offset, low, high, out, size, following)
         elif num_rows == 2:
-            tiles.values_2(weights, groups, row_bytes, offset, low, high, out, size)
+            tiles.values_2(weights, groups, row_bytes, offset, low, high, out, size, following)
         elif num_rows == 3:
-            tiles.values_3(weights, groups, row_bytes, offset, low, high, out, size)
+            tiles.values_3(weights, groups, row_bytes, offset, low, high, out, size, following)
         else:
-            tiles.values_4(weights, groups, row_bytes, offset, low, high, out, size)
+            tiles.values_4(weights, groups, row_bytes, offset, low, high, out, size, following)
         offset += 32 * DIRECT_WIDTH
     while offset < row_bytes:
         out = parts + 2 * offset
         if num_rows == 1:
-            tiles.values_1_last(weights, groups, row_bytes, offset, low, high, out, size)
+            tiles.values_1_last(weights, groups, row_bytes, offset, low, high, out, size, following)
         elif num_rows == 2:
-            tiles.values_2_last(weights, groups, row_bytes, offset, low, high, out, size)
+            tiles.values_2_last(weights, groups, row_bytes, offset, low, high, out, size, following)
         elif num_rows == 3:
-            tiles.values_3_last(weights, groups, row_bytes, offset, low, high, out, size)
+            tiles.values_3_last(weights, groups, row_bytes, offset, low, high, out, size, following)
         else:
-            tiles.values_4_last(weights, groups, row_bytes, offset, low, high, out, size)
+            tiles.values_4_last(weights, groups, row_bytes, offset, low, high, out, size, following)
         offset += 32
 
 
 @kernel
 def _tile_values(low: int, high: int, dim: int, scratch: int, parts: int) -> None:
-    weights, groups = scratch + SCORES_AT, scratch + VALUES_AT
+    weights, values = scratch + SCORES_AT, scratch + CONVERTED_AT + 4 * CHUNK * dim
     row_bytes, size = 4 * padded(dim), part_bytes(dim)
     offset = 0
     while offset + LANE_BYTES * TILE_WIDTH <= row_bytes:
-        tiles.values(weights, groups, row_bytes, offset, low, high, parts + offset, size)
+        tiles.values(weights, values + offset, row_bytes, low, high, parts + offset, size)
         offset += LANE_BYTES * TILE_WIDTH
     while offset < row_bytes:
-        tiles.values_last(weights, groups, row_bytes, offset, low, high, parts + offset, size)
+        tiles.values_last(weights, values + offset, row_bytes, low, high, parts + offset, size)
         offset += LANE_BYTES
 
 

@@ -62,6 +62,12 @@ def load_vector(builder: Any, at: Any, *, is_half: bool = False) -> Any:
     return builder.load(pointer(builder, at, F32X16), align=4)
 
 
+def ask_for_line(builder: Any, at: Any) -> None:
+    """Has a cache line fetched into the second cache; nothing need be there."""
+    kinds = [ir.Constant(I32, value) for value in (0, 2, 1)]  # to read; not into the first cache; data
+    call(builder, "llvm.prefetch.p0", ir.VoidType(), pointer(builder, at, ir.IntType(8)), *kinds)
+
+
 def constant(value: float) -> Any:
     return ir.Constant(F32X16, [value] * NUM_LANES)
 
@@ -220,18 +226,6 @@ def set_i64(typingctx: Any, at: Any, value: Any) -> Any:
         return context.get_dummy_value()
 
     return types.void(types.int64, types.int64), emit
-
-
-@instruction
-def ask_for(typingctx: Any, at: Any) -> Any:
-    """Has a cache line fetched into the second cache; nothing need be there."""
-
-    def emit(context: Any, builder: Any, sig: Any, args: Any) -> Any:
-        kinds = [ir.Constant(I32, value) for value in (0, 2, 1)]  # to read; not into the first cache; data
-        call(builder, "llvm.prefetch.p0", ir.VoidType(), pointer(builder, args[0], ir.IntType(8)), *kinds)
-        return context.get_dummy_value()
-
-    return types.void(types.int64), emit
 
 
 @instruction
