@@ -26,6 +26,16 @@ def portion(total: int, num_threads: int) -> int:
 
 
 @kernel
+def portion_of(task: int, num_tasks: int, num_threads: int) -> int:
+    """Which portion a task is, 0 .. num_tasks - 1: threads that take turns find theirs one behind the other in memory.
+
+    What a product asks for at the end of a portion is then what the thread reads next.
+    """
+    share = num_tasks // num_threads
+    return task % num_threads * share + task // num_threads if task < share * num_threads else task
+
+
+@kernel
 def num_panels(matrix: int) -> int:
     return get_i64(matrix + NUM_PANELS_AT)
 
@@ -55,7 +65,7 @@ def product(
         num_tasks += -(-num_panels(matrices + index * MATRIX_BYTES) // step)
     task = take(counters, stage, num_tasks)
     while task >= 0:
-        matrix, rest, target = matrices, task, out
+        matrix, rest, target = matrices, portion_of(task, num_tasks, p.num_threads), out
         while rest >= -(-num_panels(matrix) // step):
             rest -= -(-num_panels(matrix) // step)
             target += 4 * get_i64(matrix + NUM_ROWS_AT)
