@@ -292,6 +292,15 @@ def rules_of(conversation: Conversation) -> Rules:
     )
 
 
+def summary_tokens(rules: Rules, *, num_head: int, num_asked: int) -> int:
+    """How long a summary may get: what its model may write, and what is kept free for it when turns leave.
+
+    num_head: tokens that always stay; num_asked: of the prompt that asks for it.
+    """
+    _, target = rules.marks(num_head)
+    return min(settings.RECOLLECT_SUMMARY_TOKENS, target // 4, rules.window - num_asked)
+
+
 @dataclass(frozen=True, slots=True)
 class Replay:
     """The history as a model is given it. num_reencoded: replies whose ids are missing or another tokenizer's."""

@@ -12,14 +12,12 @@ import logging
 from dataclasses import dataclass
 from uuid import UUID
 
-from django.conf import settings
-
 from chatapp import executors, hints, llm, selectors
 from chatapp.models import ContextPolicy, MessageStatus, Role
 from chatapp.services import summaries
 from chatapp.text import is_blank
 from chatapp.turn.context import num_leaving
-from chatapp.turn.past import first_day, rules_of
+from chatapp.turn.past import first_day, rules_of, summary_tokens
 from chatapp.turn.preparation import preparation
 from chatapp.turn.prompt import Plan, messages_after
 from chatapp.turn.side_work import Question, SideWork
@@ -86,8 +84,8 @@ async def _summarise(conversation_id: UUID, user_id: int, plan: Plan, due: Due) 
 def summary_due(plan: Plan, reply: Reply) -> Due | None:
     """What is to be summarised after this reply; None before it is time, and where the window has no room to ask.
 
-    So much is summarised that the target is reached when the trigger will be. Blocking. Raises EngineUnavailable,
-    Invalid.
+    So much is summarised that the target is reached when the trigger will be, if the model writes all that it may.
+    Blocking. Raises EngineUnavailable, Invalid.
     """
     rows, rules = plan.outline.rows, rules_of(plan.conversation)
     spans = plan.prompt.spans[len(plan.messages) - len(rows) :]
@@ -96,8 +94,6 @@ def summary_due(plan: Plan, reply: Reply) -> Due | None:
     trigger, target = rules.marks(starts[0])
     if len(turns) < 2 or 2 * (len(plan.prompt.ids) + len(reply.token_ids)) < trigger + target:
         return None
-    num_summary = min(settings.RECOLLECT_SUMMARY_TOKENS, target // 4)
-    first_kept = turns[num_leaving(starts, trigger - target + num_summary)]
     said = [row.text for row in rows if row.role == Role.USER]
     asked, model = wording(said), plan.model
     is_thinking_off = plan.conversation.is_thinking_off
@@ -109,10 +105,11 @@ def summary_due(plan: Plan, reply: Reply) -> Due | None:
     )
     num_lasting = prompt.spans[-1][0]
     prompt = llm.answer_begun(prompt, asked.beginning, model=model, is_thinking_off=is_thinking_off)
-    max_tokens = min(settings.RECOLLECT_SUMMARY_TOKENS, rules.window - len(prompt.ids))
+    max_tokens = summary_tokens(rules, num_head=starts[0], num_asked=len(prompt.ids))
     if max_tokens < _MIN_TOKENS:
-        logger.info("conversation %s: no summary, its window is full", plan.conversation.id)
+        logger.info("conversation %s: no summary, its window has no room for one", plan.conversation.id)
         return None
+    first_kept = turns[num_leaving(starts, trigger - target + max_tokens)]
     sampling = llm.SamplingParams(temperature=0.0, repetition_penalty=_REPETITION_PENALTY, max_tokens=max_tokens)
     question = Question(prompt, num_lasting, sampling)
     return Due(rows[first_kept - 1].id, tuple(row.id for row in rows), question)

@@ -14,6 +14,10 @@ from chatapp.services import conversations
 from chatapp.services.summaries import summary_edit
 from chatapp.turn import summaries
 from chatapp.turn.live import Live, LiveTurn
+from chatapp.turn.past import rules_of
+from chatapp.turn.prompt import Plan
+from chatapp.turn.stream import Reply
+from chatapp.turn.summaries import summary_due
 from inference.types import FinishReason, Request
 from tests.chatapp.conftest import after, ended, opened, send, started, until, whole
 from tests.chatapp.fake_worker import FakeWorker
@@ -116,6 +120,36 @@ async def test_it_is_there_when_the_window_moves(alice: User, small: FakeWorker)
     moves = [i for i, text in enumerate(sent) if SUMMARY in text]
     assert moves == list(range(moves[0], len(sent)))
     assert max(len(request.prompt_ids) for request in turns_of(small)) <= 0.85 * 1500
+
+
+@pytest.mark.parametrize("window", [500, 700, 1000])
+async def test_what_is_kept_free_for_it_is_what_its_model_may_write(
+    alice: User, small: FakeWorker, window: int
+) -> None:
+    small.opened.max_model_len = window
+    live, plans = Live(), list[Plan]()
+    turn = await begun(live, small, alice)
+    while not asked(small):
+        next_turn = await started(live, alice, after(turn, "0" * 13), on_plan=plans.append)
+        small.write("b" * 7)
+        small.finish()
+        await ended(next_turn)
+        await settle(small, 0, written=None)
+        turn = next_turn
+    reply = Reply("b" * 7, tuple(b"b" * 7))
+    due = await sync_to_async(summary_due)(plans[-1], reply)
+    assert due is not None
+    assert due.question.sampling == asked(small)[0].sampling
+
+    rows, spans = plans[-1].outline.rows, plans[-1].prompt.spans
+    starts = [start for start, _ in spans[len(spans) - len(rows) :]]
+    trigger, target = rules_of(plans[-1].conversation).marks(starts[0])
+    first_kept = 1 + [row.id for row in rows].index(due.until)
+    num_written, num_gained = due.question.sampling.max_tokens, starts[first_kept] - starts[0]
+    assert trigger - num_gained + num_written <= target, "the target is reached, however much it writes"
+    assert starts[first_kept - 2] - starts[0] < trigger - target + num_written, "and no turn leaves for nothing"
+    small.finish(FinishReason.CANCELLED, request_id=asked(small)[0].request_id)
+    await until(lambda: not summaries.work.num_running)
 
 
 async def test_the_next_one_folds_it_in(alice: User, small: FakeWorker) -> None:

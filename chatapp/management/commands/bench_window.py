@@ -27,7 +27,7 @@ from chatapp.errors import ChatError
 from chatapp.models import Conversation, MessageStatus, Role, pack_ids
 from chatapp.selectors import HistoryMessage, SummaryText
 from chatapp.turn.context import Rules, num_leaving
-from chatapp.turn.past import Past, Read, fitted
+from chatapp.turn.past import Past, Read, fitted, summary_tokens
 
 POLICIES = ("naive", "truncate", "recent", "summarise")
 MAX_TOKENS = 256  # of a reply
@@ -76,7 +76,7 @@ class Replay:
         trigger, target = self.rules.marks(starts[0])
         is_there = any(summary.position >= self.first for summary in self.summaries)
         if not is_there and len(turns) > 1 and 2 * num_tokens >= trigger + target:
-            num_summary = min(settings.RECOLLECT_SUMMARY_TOKENS, target // 4)
+            num_summary = summary_tokens(self.rules, num_head=starts[0], num_asked=num_tokens)
             last = rows[turns[num_leaving(starts, trigger - target + num_summary)] - 1]
             self.summaries.append(SummaryText(uuid.uuid4(), last.id, last.position, _SUMMARY))
 
