@@ -25,7 +25,8 @@ from inference.kernels.jit.kernel_cache import entry, kernel
 from inference.kernels.jit.vectors import (
     LANE_BYTES,
     NUM_LANES,
-    exp,
+    exp_of,
+    exp_rest,
     exp_scalar,
     get_f32,
     get_i32,
@@ -50,7 +51,8 @@ MINUS_INFINITY = np.float32(-np.inf)
 ZERO, ONE = np.float32(0), np.float32(1)
 # What attend_chunk() has of a thread's memory, by offset; then the chunk as float32, keys and values.
 KEYS_AT, VALUES_AT, FOLLOWING_AT, SCORES_AT = 0, 8 * NUM_GROUPS, 16 * NUM_GROUPS, 24 * NUM_GROUPS
-CONVERTED_AT = SCORES_AT + TILE_ROWS * ROW_BYTES
+RESTS_AT = SCORES_AT + TILE_ROWS * ROW_BYTES
+CONVERTED_AT = RESTS_AT + ROW_BYTES
 
 
 @entry
@@ -196,11 +198,19 @@ def _weigh(row: int, newest: int, window: int, first: int, end: int, scratch: in
     set_f32(part + 4 * padded(dim), top)
     is_blind = low >= min(high, CHUNK) or high <= 0
     total = splat(ZERO)
-    for group in range(first, end):
-        at = scores + group * LANE_BYTES
-        weights = splat(ZERO) if is_blind else exp(load(at) - splat(top))
-        store(at, weights)
-        total = total + weights
+    if is_blind:
+        for group in range(first, end):
+            store(scores + group * LANE_BYTES, total)
+    else:  # two loops: the steps of an exponential wait for each other, and a CPU sees only so many at once
+        for group in range(first, end):
+            at = group * LANE_BYTES
+            store(scores + at, load(scores + at) - splat(top))
+            store(scratch + RESTS_AT + at, exp_rest(load(scores + at)))
+        for group in range(first, end):
+            at = group * LANE_BYTES
+            weights = exp_of(load(scores + at), load(scratch + RESTS_AT + at))
+            store(scores + at, weights)
+            total = total + weights
     set_f32(part + 4 * padded(dim) + 4, sum_lanes(total))
 
 

@@ -339,6 +339,30 @@ EXP_TERMS = (
 )
 
 
+def _rounded(builder: Any, x: Any) -> Any:
+    """x / ln 2 + ROUND: its low bits are n."""
+    return builder.fadd(builder.fmul(x, constant(LOG2_E)), constant(ROUND))
+
+
+def _rest(builder: Any, x: Any) -> Any:
+    n = builder.fsub(_rounded(builder, x), constant(ROUND))
+    r = builder.fsub(x, builder.fmul(n, constant(LN2_HIGH)))
+    return builder.fsub(r, builder.fmul(n, constant(LN2_LOW)))
+
+
+def _power(builder: Any, x: Any, r: Any) -> Any:
+    """2 ** n * p(r)."""
+    power = constant(EXP_TERMS[0])
+    for term in EXP_TERMS[1:]:
+        power = builder.fadd(builder.fmul(power, r), constant(term))
+    shift = builder.shl(builder.bitcast(_rounded(builder, x), I32X16), ir.Constant(I32X16, [23] * NUM_LANES))
+    return builder.bitcast(builder.add(builder.bitcast(power, I32X16), shift), F32X16)
+
+
+def _zero_below(builder: Any, x: Any, value: Any) -> Any:
+    return builder.select(builder.fcmp_ordered("<", x, constant(EXP_LOW)), constant(0.0), value)
+
+
 @instruction
 def exp(typingctx: Any, value: Any) -> Any:
     """e to the power of each lane: exactly 0 below EXP_LOW, no more than at EXP_HIGH above it. Cephes' expf.
@@ -350,18 +374,22 @@ def exp(typingctx: Any, value: Any) -> Any:
         low, high = constant(EXP_LOW), constant(EXP_HIGH)
         x = builder.select(builder.fcmp_ordered("<", args[0], low), low, args[0])
         x = builder.select(builder.fcmp_ordered(">", x, high), high, x)
-        rounded = builder.fadd(builder.fmul(x, constant(LOG2_E)), constant(ROUND))
-        n = builder.fsub(rounded, constant(ROUND))
-        r = builder.fsub(x, builder.fmul(n, constant(LN2_HIGH)))
-        r = builder.fsub(r, builder.fmul(n, constant(LN2_LOW)))
-        power = constant(EXP_TERMS[0])
-        for term in EXP_TERMS[1:]:
-            power = builder.fadd(builder.fmul(power, r), constant(term))
-        shift = builder.shl(builder.bitcast(rounded, I32X16), ir.Constant(I32X16, [23] * NUM_LANES))
-        scaled = builder.bitcast(builder.add(builder.bitcast(power, I32X16), shift), F32X16)
-        return builder.select(builder.fcmp_ordered("<", args[0], low), constant(0.0), scaled)
+        return _zero_below(builder, args[0], _power(builder, x, _rest(builder, x)))
 
     return lanes(lanes), emit
+
+
+@instruction
+def exp_rest(typingctx: Any, value: Any) -> Any:
+    """The first half of exp() for lanes that are not above 0: r."""
+    return lanes(lanes), lambda context, builder, sig, args: _rest(builder, args[0])
+
+
+@instruction
+def exp_of(typingctx: Any, value: Any, rest: Any) -> Any:
+    """The second half: exp(value), with what exp_rest() has said."""
+    kind = lanes(lanes, lanes)
+    return kind, lambda context, builder, sig, args: _zero_below(builder, args[0], _power(builder, *args))
 
 
 @kernel
