@@ -79,7 +79,7 @@ class ChatConsumer(AsyncWebsocketConsumer):  # type: ignore[misc]  # channels is
         self._counting: asyncio.Task[None] | None = None
         self._to_count: wire.WindowCount | None = None
         self._unanswered_at = -math.inf
-        self._begun: UUID | None = None  # a conversation of which there is nothing but a draft
+        self._begun: UUID | None = None  # a conversation of which there is nothing but a draft; nobody else's
         self._session_key = self.scope["cookies"].get(settings.SESSION_COOKIE_NAME, "")
         self._language = _language_of_browser(self.scope)
         try:
@@ -98,7 +98,7 @@ class ChatConsumer(AsyncWebsocketConsumer):  # type: ignore[misc]  # channels is
     async def disconnect(self, code: int) -> None:
         self.watcher.close(code)
         if self._begun is not None:
-            preparation.drop(self._begun)
+            preparation.draft_left(self.user, self._begun)
         if self._counting is not None:
             self._counting.cancel()
         if hasattr(self, "user"):
@@ -168,7 +168,7 @@ class ChatConsumer(AsyncWebsocketConsumer):  # type: ignore[misc]  # channels is
             case wire.DraftWarm():
                 await self._warm(frame)
             case wire.WindowCount():
-                self._count(frame)
+                await self._count(frame)
             case wire.TurnStop():
                 await run.stop(live, self.user, frame)
             case wire.TurnSend() | wire.TurnEdit() | wire.TurnRegenerate() | wire.TurnContinue():
@@ -177,31 +177,37 @@ class ChatConsumer(AsyncWebsocketConsumer):  # type: ignore[misc]  # channels is
                 assert_never(frame)
 
     async def _warm(self, frame: wire.DraftWarm) -> None:
-        """Of a conversation that this tab shows, or that will begin with it. It takes no message's place in the limits.
-
-        Raises NotFound.
-        """
+        """It takes no message's place in the limits. Raises NotFound."""
         num_chars = len(frame.text or "")
         if not self._drafts.take(num_chars):
             return
         self._chars.give_back(num_chars)
-        if frame.is_new:
-            self._begun = frame.conversation
-        elif not self.watcher.follows(frame.conversation):
-            raise NotFound(_("This conversation does not exist."))
+        await self._check_addressed(frame)
         preparation.draft(self.user, frame, self.watcher.reply)
 
-    def _count(self, frame: wire.WindowCount) -> None:
+    async def _count(self, frame: wire.WindowCount) -> None:
         """One at a time, the newest next. As _warm."""
         num_chars = len(frame.text or "")
         if not self._counts.take(COUNT_CHARS + num_chars):
             return
         self._chars.give_back(num_chars)
-        if not frame.is_new and not self.watcher.follows(frame.conversation):
-            raise NotFound(_("This conversation does not exist."))
+        await self._check_addressed(frame)
         self._to_count = frame
         if self._counting is None or self._counting.done():
             self._counting = asyncio.create_task(self._count_all())
+
+    async def _check_addressed(self, frame: wire.DraftWarm | wire.WindowCount) -> None:
+        """Of a conversation that this tab shows, or that will begin with it. Raises NotFound.
+
+        What may begin is asked once for each. Without a database nobody is told: then nothing is prepared or counted.
+        """
+        if not frame.is_new:
+            if not self.watcher.follows(frame.conversation):
+                raise NotFound(_("This conversation does not exist."))
+        elif frame.conversation != self._begun:
+            with suppress(StorageUnavailable):
+                await executors.database(selectors.conversation_id_check, self.user, frame.conversation)
+                self._begun = frame.conversation
 
     async def _count_all(self) -> None:
         while self._to_count is not None:
@@ -216,6 +222,8 @@ class ChatConsumer(AsyncWebsocketConsumer):  # type: ignore[misc]  # channels is
     def _accept(self, frame: wire.TurnAccepted) -> None:
         self.watcher.reply(frame)
         self.watcher.watch(frame.conversation)
+        if frame.conversation == self._begun:  # there is more of it now
+            self._begun = None
 
     async def _send_frames(self) -> None:
         async for text in self.watcher.frames():

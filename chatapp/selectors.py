@@ -151,6 +151,13 @@ def conversation_get(user: User, conversation_id: UUID, *, is_locked: bool = Fal
 
 
 @translated()
+def conversation_id_check(user: User, conversation_id: UUID) -> None:
+    """Raises NotFound for what is somebody else's: no conversation of this person can begin under that id."""
+    if Conversation.objects.filter(id=conversation_id).exclude(owner=user).exists():
+        raise NotFound(_("This conversation does not exist."))
+
+
+@translated()
 def conversation_exists(conversation_id: UUID) -> bool:
     """Whether it has not been deleted, whosever it is: for work that nobody asked for."""
     return Conversation.objects.filter(id=conversation_id).exists()

@@ -76,7 +76,7 @@ class Gauge:
     """count() for the conversations of this process. Any thread."""
 
     def __init__(self) -> None:
-        self._known: OrderedDict[UUID, _Known] = OrderedDict()
+        self._known: OrderedDict[tuple[int, UUID], _Known] = OrderedDict()  # of a person and a conversation
         self._lock = Lock()
 
     @translated()
@@ -97,14 +97,14 @@ class Gauge:
         return _counted(plan, known, has_draft=bool(text))
 
     def _read(self, conversation: Conversation, newest: Newest | None) -> _Known:
-        key = _key(conversation, newest)
+        key, place = _key(conversation, newest), (conversation.owner_id, conversation.id)
         with self._lock:
-            known = self._known.get(conversation.id)
+            known = self._known.get(place)
         if known is None or known.key != key:
             known = _known(key, conversation, newest)
         with self._lock:
-            self._known[conversation.id] = known
-            self._known.move_to_end(conversation.id)
+            self._known[place] = known
+            self._known.move_to_end(place)
             while len(self._known) > MAX_KEPT:
                 self._known.popitem(last=False)
         return known

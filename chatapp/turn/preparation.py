@@ -83,9 +83,13 @@ class Preparation:
     def draft(self, user: User, frame: wire.DraftWarm, tell: Tell) -> None:
         """This is being written. Takes the place of what was written before. tell: of the tab where that is."""
         if frame.text is None:
-            self._spare_time.drop(("draft", frame.conversation))
+            self.draft_left(user, frame.conversation)
         elif self._is_free(frame.conversation):
             self._put("draft", frame.conversation, user.pk, partial(self._prepare_draft, user, frame, tell))
+
+    def draft_left(self, user: User, conversation_id: UUID) -> None:
+        """Nothing is being written there any more, by this person."""
+        self._spare_time.drop(("draft", conversation_id), user.pk)
 
     def turn_began(self, conversation_id: UUID) -> None:
         """From now on the turn computes what is needed."""
@@ -114,7 +118,7 @@ class Preparation:
             )
 
     def drop(self, conversation_id: UUID) -> None:
-        """It is no longer wanted: the conversation has gone on, or is gone."""
+        """It is no longer wanted: the conversation has gone on, or is gone. Whoever says so must be its owner."""
         for kind in ("look", "history", "draft", "window"):
             self._spare_time.drop((kind, conversation_id))
 
@@ -253,6 +257,7 @@ def addressed(user: User, frame: wire.DraftWarm | wire.WindowCount) -> Conversat
     """The conversation that is written in; one that does not exist yet is as it would begin. Raises NotFound."""
     if not frame.is_new:
         return selectors.conversation_get(user, frame.conversation)
+    selectors.conversation_id_check(user, frame.conversation)
     return turns.conversation_new(
         user=user, conversation_id=frame.conversation, preset_id=frame.preset, model=frame.model or ""
     )

@@ -12,8 +12,9 @@ from asgiref.sync import sync_to_async
 
 from chatapp import consumers, wire
 from chatapp.models import Message, User
+from chatapp.turn.preparation import preparation
 from tests.chatapp import rows
-from tests.chatapp.conftest import opened, send_frame
+from tests.chatapp.conftest import opened, send_frame, until
 from tests.chatapp.fake_worker import FakeWorker
 
 pytestmark = pytest.mark.django_db(transaction=True)
@@ -105,11 +106,64 @@ async def test_what_belongs_to_another_does_not_exist(
     assert worker.requests == []
 
 
-async def test_a_new_conversation_cannot_take_the_id_of_anothers(alice: User, bob: User, worker: FakeWorker) -> None:
+CAN_BEGIN_ONE = [cls for cls in ABOUT_A_CONVERSATION if "is_new" in {item.name for item in fields(cls)}]
+
+
+@pytest.mark.parametrize(
+    ("cls", "text"),
+    [(cls, text) for cls in CAN_BEGIN_ONE for text in ("hello", None) if text or cls is not wire.TurnSend],
+    ids=str,
+)
+async def test_a_new_conversation_cannot_take_the_id_of_anothers(
+    alice: User, bob: User, worker: FakeWorker, cls: type[wire.ClientFrame], text: str | None
+) -> None:
     theirs = await sync_to_async(rows.turn)(alice)
+    frame = frame_about(cls, theirs.conversation.id, theirs.assistant_message.id)
     async with opened(bob) as socket:
-        answer = await socket.ask(send_frame(conversation=str(theirs.conversation.id)))
-    assert answer["code"] == "not_found"
+        missing = await socket.ask({**frame, "conversation": str(uuid.uuid4())})
+        answer = await socket.ask({**frame, "is_new": True, "text": text})
+    assert (answer["code"], answer["message"]) == ("not_found", missing["message"])
+    assert answer["conversation"] == str(theirs.conversation.id)
+    assert (worker.requests, worker.prefills) == ([], [])
+
+
+@pytest.mark.parametrize("is_new", [False, True])
+@pytest.mark.parametrize("cls", ABOUT_A_CONVERSATION, ids=lambda cls: cls.TYPE)
+async def test_what_is_prepared_for_another_goes_on(
+    alice: User, bob: User, worker: FakeWorker, cls: type[wire.ClientFrame], is_new: bool
+) -> None:
+    theirs = await sync_to_async(rows.turn)(alice)
+    name = str(theirs.conversation.id)
+    worker.is_holding = True
+    async with opened(alice) as socket:
+        await socket.send({"type": "watch", "conversation": name})
+        await until(lambda: len(worker.prefills) == 1)
+        await socket.send({"type": "draft.warm", "conversation": name, "text": "What I write is long. " * 20})
+        await until(lambda: len(worker.prefills) == 2)
+        preparation.summarised(theirs.conversation.id, alice.pk)  # waits behind both
+        running, hints = list(worker._listeners), list(worker.hints)
+        async with opened(bob) as other:
+            frame = frame_about(cls, name, theirs.assistant_message.id)
+            await other.ask(frame | ({"is_new": True} if "is_new" in frame else {}))
+        assert list(worker._listeners) == running
+        assert ("window", theirs.conversation.id) in preparation._spare_time
+        assert (worker.hints, worker.purged) == (hints, [])
+        assert preparation._live.is_open(theirs.conversation.id)
+
+
+async def test_nor_does_anybody_stop_what_is_prepared_under_an_id_that_nobody_has_yet(
+    alice: User, bob: User, worker: FakeWorker
+) -> None:
+    draft = {"type": "draft.warm", "conversation": str(uuid.uuid4()), "text": "Something new. " * 20, "is_new": True}
+    worker.is_holding = True
+    async with opened(alice) as socket:
+        await socket.send(draft)
+        await until(lambda: len(worker.prefills) == 1)
+        for text in ("Quite another thing. " * 20, None):
+            async with opened(bob) as other:
+                await other.send(draft | {"text": text})
+                assert (await other.ask({"type": "ping"}))["type"] == "pong"
+        assert worker.prefills[0].request_id in worker._listeners
 
 
 # --- floods -----------------------------------------------------------------------------------------------------------

@@ -166,12 +166,3 @@ async def test_in_a_long_conversation_the_window_is_that_of_the_send(
     assert len(drafts) == (0 if has_recall else 1)  # else something recalled may come in front of it
     for prepared in drafts:
         assert asked[: len(prepared.prompt_ids)] == prepared.prompt_ids.tolist()
-
-
-async def test_the_id_of_anothers_conversation_opens_nothing(alice: User, bob: User, worker: FakeWorker) -> None:
-    made = await talk(alice)
-    async with opened(bob) as socket:
-        await socket.send(draft(made.conversation.id, is_new=True))
-        await settled(socket)
-    (prepared,) = worker.prefills  # his own words alone, under his own salt
-    assert b"Hi! Hi!" not in bytes(i for i in prepared.prompt_ids.tolist() if i < 256)

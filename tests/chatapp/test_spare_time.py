@@ -69,6 +69,21 @@ async def test_another_job_takes_the_place_of_the_one_with_its_key() -> None:
     spare.drop("a")  # a second time does nothing
 
 
+async def test_nobodys_job_takes_the_place_of_somebody_elses() -> None:
+    jobs, spare = Jobs(), SpareTime()
+    spare.put("a", 1, jobs.job("mine"))
+    spare.put("a", 2, jobs.job("theirs"))
+    await until(lambda: len(jobs.begun) == 2)
+    spare.drop("a", 2)
+    await until(lambda: jobs.cancelled == ["theirs"])
+    assert "a" in spare
+    spare.put("a", 2, jobs.job("again"))
+    await until(lambda: len(jobs.begun) == 3)
+    spare.drop("a")
+    await until(lambda: jobs.cancelled == ["theirs", "mine", "again"])
+    assert spare.is_idle
+
+
 async def test_one_person_does_not_fill_the_list_and_all_together_do_not_fill_memory() -> None:
     jobs, spare = Jobs(), SpareTime()
     for number in range(50):
