@@ -13,7 +13,7 @@ import os
 import shutil
 import time
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 
 from chatapp.default_model import CHUNK_BYTES, FetchError, Progress
@@ -25,6 +25,7 @@ MAX_FAILURES = 5  # in a row, without a byte in between
 FIRST_PAUSE_S = 1.0  # before a connection is taken up again; twice as long each time
 MAX_PAUSE_S = 120.0  # a hub that wants a longer one is left to the next run
 WORKSHOP_PREFIX = ".fetch-"  # a catalogue passes over names that begin with a dot
+_WHOLE = "whole"  # in the workshop: the files of a folder under their names, about to be put in place
 _SHA1_CHARS = 40
 
 Show = Callable[[int], None]  # bytes so far
@@ -57,9 +58,11 @@ def is_there(choice: Choice, target: Path, progress: Progress) -> bool:
 
 def num_bytes_kept(choice: Choice, target: Path) -> int:
     """How much of it an earlier run has left."""
-    workshop = _workshop_of(target)
-    places = [place for file in choice.files for place in (workshop / file.digest, _part(workshop, file))]
-    return sum(place.stat().st_size for place in places if place.is_file())
+    workshop, num_bytes = _workshop_of(target), 0
+    for file in choice.files:
+        places = (workshop / file.digest, workshop / _WHOLE / file.name, _part(workshop, file))
+        num_bytes += next((place.stat().st_size for place in places if place.is_file()), 0)
+    return num_bytes
 
 
 def unfinished(folder: Path) -> dict[str, int]:
@@ -72,9 +75,18 @@ def unfinished(folder: Path) -> dict[str, int]:
 
 
 def what_is_kept(choice: Choice, target: Path) -> str:
-    """A sentence for whoever has not got all of it."""
+    """A sentence for whoever has not got all of it, or just has."""
+    if os.path.lexists(target):
+        return f"{target.name} is there: nothing is left to be fetched."
     num_bytes = num_bytes_kept(choice, target)
     return f"{size(num_bytes)} of {size(choice.num_bytes)} are kept: the same command goes on from there."
+
+
+def tidy(target: Path) -> None:
+    """Away with what is left of a run that was ended when `target` was in place, and not all else was done."""
+    if _workshop_of(target).is_dir():
+        with suppress(FetchError), _workshop(target):  # which removes it, or is another process's
+            pass
 
 
 def download(hub: Hub, choice: Choice, target: Path, progress: Progress) -> None:
@@ -84,6 +96,7 @@ def download(hub: Hub, choice: Choice, target: Path, progress: Progress) -> None
     """
     try:
         with _workshop(target) as workshop:
+            _take_back(choice, workshop)
             _check_room(choice, target)
             done = 0
             for file in choice.files:
@@ -163,13 +176,22 @@ def _digest(path: Path, file: HubFile, show: Show) -> str:
     return digest.hexdigest()
 
 
+def _take_back(choice: Choice, workshop: Path) -> None:
+    """The files that a run had moved when it was ended in the middle of _put_in_place(). The last of equal ones comes
+    first: the others are copies, which nobody has synced."""
+    for file in reversed(choice.files):
+        moved = workshop / _WHOLE / file.name
+        if moved.is_file() and not (workshop / file.digest).is_file():
+            moved.replace(workshop / file.digest)
+
+
 def _put_in_place(choice: Choice, workshop: Path, target: Path) -> None:
     if os.path.lexists(target):
-        raise FetchError(f"{target} has appeared meanwhile. {what_is_kept(choice, target)}")
+        raise FetchError(f"{target} has appeared meanwhile. Move it away, and the same command ends what it began.")
     whole = workshop / choice.files[0].digest
     if choice.is_folder:
-        whole = workshop / "whole"
-        shutil.rmtree(whole, ignore_errors=True)  # of a run that was killed here
+        whole = workshop / _WHOLE
+        shutil.rmtree(whole, ignore_errors=True)  # _take_back() has left nothing that is needed
         whole.mkdir()
         digests = [file.digest for file in choice.files]
         for index, file in enumerate(choice.files):

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import signal
 from pathlib import Path
 from typing import Any
 
@@ -15,6 +16,9 @@ from tests.shared_kernels import share_default_kernels
 ROOT = Path(__file__).resolve().parent.parent
 DEFAULT_MODEL = ROOT / "var" / "models" / "SmolLM2-135M-Instruct.Q4_1.gguf"
 
+# In the background of a script Ctrl-C is ignored, and what is started there inherits that: no test could interrupt it.
+if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
+    signal.signal(signal.SIGINT, signal.default_int_handler)
 share_default_kernels()
 register_profiles()
 

@@ -40,7 +40,7 @@ KERNEL_CACHE = "var/kernels"
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    """Runs the suite. Exit code 2 for a model that cannot be loaded and for kernels that cannot run."""
+    """Runs the suite. Exit code 2 for a model that cannot be loaded and for kernels that cannot run, 130 for Ctrl-C."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--suite", choices=["core", "roofline", "start", "prefix"], default="core")
     parser.add_argument("--model", type=Path, default=DEFAULT_MODEL, help="a GGUF file or a Hugging Face directory")
@@ -78,6 +78,9 @@ def main(arguments: Sequence[str] | None = None) -> int:
     except InferenceError as error:
         print(f"error: {error}", file=sys.stderr)
         return 2
+    except KeyboardInterrupt:
+        print("interrupted", file=sys.stderr)
+        return 130
     print(json.dumps(figures))
     return 0
 

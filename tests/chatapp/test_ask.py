@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import io
 import json
 import logging
@@ -21,6 +22,7 @@ from chatapp import llm, selectors
 from chatapp.management.commands import ask
 from chatapp.models import Conversation, Generation, Message, PrefixBreak, TurnContext, User
 from chatapp.services import accounts
+from chatapp.turn import run
 from tests.conftest import ROOT
 from tests.faults.paced_worker import PacedWorker, words
 
@@ -216,6 +218,49 @@ def test_ctrl_c_stops_the_reply_and_keeps_its_text(paced: dict[str, Any], monkey
     message = Message.objects.get(role="assistant")
     assert message.status == "stopped"
     assert message.text == "".join(printed)
+
+
+def test_ctrl_c_while_the_question_is_being_stored_stops_the_reply_to_it(
+    paced: dict[str, Any], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Without that it would be found open, and called interrupted, by the next start."""
+    paced.update(num_words=100_000)
+    admit = run._admit
+
+    def pressed(*args: Any) -> Any:
+        os.kill(os.getpid(), signal.SIGINT)
+        return admit(*args)
+
+    monkeypatch.setattr(run, "_admit", pressed)
+    with pytest.raises(SystemExit) as caught:
+        run_ask("Hello")
+    assert caught.value.code == 130
+    assert Message.objects.get(role="assistant").status == "stopped"
+
+
+def test_ctrl_c_while_the_model_is_loaded_stores_nothing_and_says_so(monkeypatch: pytest.MonkeyPatch) -> None:
+    class Slow(PacedWorker):
+        def start(self) -> None:
+            self.model_state = "loading"
+            os.kill(os.getpid(), signal.SIGINT)
+
+    monkeypatch.setattr(llm.host, "Worker", lambda *args, **kwargs: Slow())
+    with pytest.raises(CommandError, match=r"^Interrupted. Nothing has been stored.$") as caught:
+        run_ask("Hello")
+    assert caught.value.returncode == 130
+    assert not Conversation.objects.exists()
+
+
+def test_a_second_ctrl_c_does_not_wait_for_the_end_of_the_reply() -> None:
+    async def press_twice() -> None:
+        is_pressed = ask._ctrl_c()
+        signal.raise_signal(signal.SIGINT)
+        await is_pressed.wait()
+        signal.raise_signal(signal.SIGINT)
+        await asyncio.Event().wait()
+
+    with pytest.raises(KeyboardInterrupt):
+        asyncio.run(press_twice())
 
 
 @pytest.mark.model

@@ -4,54 +4,37 @@ from __future__ import annotations
 
 import hashlib
 import io
-import os
 import shutil
-import signal
-import subprocess
-import sys
-import threading
 import time
-from collections.abc import Callable, Iterator
-from contextlib import suppress
+from collections.abc import Iterator
 from email.utils import formatdate
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
 import pytest
-from django.core.management import CommandError, call_command
+from django.core.management import call_command
 from huggingface_hub import constants
 
 from chatapp import hub_download, model_catalogue
 from chatapp.default_model import FetchError
 from chatapp.hub import Hub
 from inference import cli
-from tests.chatapp.hub_server import COMMIT, TOKEN, HubServer, running
+from tests.chatapp.hub_server import COMMIT, TOKEN, HubServer
+from tests.chatapp.hub_world import MODEL, NAME, WEIGHTS, fetch, models_folder, refusal, tiny_hub
 from tests.inference import tiny_models as tiny
 from tests.inference.test_formats_gguf_parts import split
-from tests.patience import PATIENCE_S
-
-ROOT = Path(__file__).resolve().parent.parent.parent
-MODEL = ROOT / "tests" / "data" / "models" / "qwen3"
-NAME = "tests/Tiny-Qwen3"
-WEIGHTS = "model.safetensors"
 
 
 @pytest.fixture
 def hub(monkeypatch: pytest.MonkeyPatch) -> Iterator[HubServer]:
-    """A hub with one repository, which also holds what nobody wants."""
-    files = {path.name: path.read_bytes() for path in MODEL.iterdir() if path.name != "expected.npz"}
-    unwanted = ("pytorch_model.bin", "original/model.safetensors", "onnx/model.onnx", "README.md", "training_args.pt")
-    server = HubServer({NAME: files | dict.fromkeys(unwanted, b"not wanted")})
-    monkeypatch.setenv("NO_PROXY", "127.0.0.1,localhost")
-    monkeypatch.delenv("HF_TOKEN", raising=False)
-    monkeypatch.setattr(constants, "HF_TOKEN_PATH", "/nowhere")
-    with running(server):
-        monkeypatch.setattr(constants, "ENDPOINT", server.url)
-        monkeypatch.setattr(
-            constants, "HUGGINGFACE_CO_URL_TEMPLATE", server.url + "/{repo_id}/resolve/{revision}/{filename}"
-        )
+    with tiny_hub(monkeypatch) as server:
         yield server
+
+
+@pytest.fixture
+def folder(tmp_path: Path, settings: Any) -> Path:
+    return models_folder(tmp_path, settings)
 
 
 @pytest.fixture(autouse=True)
@@ -60,25 +43,6 @@ def pauses(monkeypatch: pytest.MonkeyPatch) -> list[float]:
     waited: list[float] = []
     monkeypatch.setattr(hub_download, "time", SimpleNamespace(sleep=waited.append))
     return waited
-
-
-@pytest.fixture
-def folder(tmp_path: Path, settings: Any) -> Path:
-    settings.RECOLLECT_DATA = tmp_path
-    settings.RECOLLECT_MODEL = tmp_path / "models" / "Tiny-Qwen3"
-    return tmp_path / "models"
-
-
-def fetch(*arguments: str) -> str:
-    stdout = io.StringIO()
-    call_command("fetch_model", *(arguments or (NAME,)), stdout=stdout)
-    return stdout.getvalue()
-
-
-def refusal(*arguments: str) -> str:
-    with pytest.raises(CommandError) as caught:
-        fetch(*arguments)
-    return str(caught.value)
 
 
 def test_fetches_what_is_needed_and_runs_it(hub: HubServer, folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
@@ -204,100 +168,6 @@ def test_a_wrong_checksum_is_refused_and_not_kept(hub: HubServer, folder: Path, 
     fetch()
 
 
-@pytest.fixture
-def command(hub: HubServer, tmp_path: Path) -> Callable[..., subprocess.Popen[str]]:
-    """Starts the command as a person does, in a process of its own."""
-    environment = os.environ | {
-        "DJANGO_SETTINGS_MODULE": "chatapp.settings",
-        "HF_ENDPOINT": hub.url,
-        "RECOLLECT_DATA": str(tmp_path),
-        "RECOLLECT_MODEL": "",
-        "HF_HOME": str(tmp_path / "hf"),
-    }
-
-    def start(*before: str) -> subprocess.Popen[str]:
-        """before: what it is started by."""
-        line = [*before, sys.executable, "manage.py", "fetch_model", NAME]
-        return subprocess.Popen(
-            line, cwd=ROOT, env=environment, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
-        )
-
-    return start
-
-
-def ended(process: subprocess.Popen[str], status: int) -> tuple[str, str]:
-    """What it has said, when it has ended so."""
-    with process:
-        stdout, stderr = process.communicate(timeout=PATIENCE_S)
-    assert process.returncode == status, stderr
-    return stdout, stderr
-
-
-def interrupt(process: subprocess.Popen[str]) -> None:
-    """Ctrl-C, as often as it takes: one that comes just before a read from the network begins is heard after it."""
-    for _ in range(int(PATIENCE_S // 5)):
-        process.send_signal(signal.SIGINT)
-        with suppress(subprocess.TimeoutExpired):
-            process.wait(5)
-            return
-
-
-def test_interrupted_it_keeps_what_has_come_and_says_so(
-    hub: HubServer, tmp_path: Path, command: Callable[..., subprocess.Popen[str]]
-) -> None:
-    hub.stalls[WEIGHTS] = threading.Event()
-    process = command()
-    assert hub.half_sent.wait(PATIENCE_S)
-    part = _grown(tmp_path / "models" / ".fetch-Tiny-Qwen3", len(hub.repositories[NAME][WEIGHTS]) // 2, process)
-    interrupt(process)
-    _, stderr = ended(process, 130)
-    assert "Interrupted." in stderr
-    assert "are kept: the same command goes on from there" in stderr
-    assert len(stderr.splitlines()) == 1
-    num_kept = part.stat().st_size
-    hub.stalls.pop(WEIGHTS).set()
-    hub.sent.clear()
-    stdout, _ = ended(command(), 0)
-    assert [entry[1] for entry in hub.sent if entry[0] == WEIGHTS] == [f"bytes={num_kept}-"]
-    assert "\r" not in stdout
-
-
-def test_a_disk_that_takes_no_more_in_the_middle_of_a_file_leaves_the_rest_to_the_next_run(
-    hub: HubServer, tmp_path: Path, command: Callable[..., subprocess.Popen[str]]
-) -> None:
-    """The system itself refuses to write on: at so many bytes of any file."""
-    models, limit = tmp_path / "models", 30_000
-    limited = (
-        "import os, resource, sys; "
-        f"resource.setrlimit(resource.RLIMIT_FSIZE, ({limit}, {limit})); os.execv(sys.argv[1], sys.argv[1:])"
-    )
-    _, stderr = ended(command(sys.executable, "-c", limited), 1)
-    assert "takes no file as large as" in stderr
-    assert "34.5 kB of 71 kB are kept: the same command goes on from there" in stderr
-    assert len(stderr.splitlines()) == 1
-    assert [path.name for path in models.iterdir()] == [".fetch-Tiny-Qwen3"]
-    hub.sent.clear()
-    stdout, _ = ended(command(), 0)
-    assert "34.5 kB of it are here from before" in stdout
-    assert [entry[1] for entry in hub.sent if entry[0] == WEIGHTS] == [f"bytes={limit}-"]
-    assert (models / "Tiny-Qwen3" / WEIGHTS).read_bytes() == hub.repositories[NAME][WEIGHTS]
-    assert [path.name for path in models.iterdir()] == ["Tiny-Qwen3"]
-
-
-def test_of_two_commands_at_once_one_fetches_and_one_says_so(
-    hub: HubServer, tmp_path: Path, command: Callable[..., subprocess.Popen[str]]
-) -> None:
-    hub.stalls[WEIGHTS] = threading.Event()
-    first = command()
-    assert hub.half_sent.wait(PATIENCE_S)
-    _, stderr = ended(command(), 1)
-    assert "Tiny-Qwen3 is being fetched by another process." in stderr
-    hub.stalls.pop(WEIGHTS).set()
-    ended(first, 0)
-    assert len([entry for entry in hub.sent if entry[0] == WEIGHTS]) == 2  # the second half after the stall
-    assert [path.name for path in (tmp_path / "models").iterdir()] == ["Tiny-Qwen3"]
-
-
 def test_who_comes_when_another_has_just_finished_fetches_nothing(
     hub: HubServer, folder: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -313,15 +183,6 @@ def test_who_comes_when_another_has_just_finished_fetches_nothing(
     assert "Tiny-Qwen3 has just been fetched by another process." in refusal()
     assert {name for name, _, _ in hub.sent} == {"config.json"}
     assert [path.name for path in folder.iterdir()] == ["Tiny-Qwen3"]
-
-
-def _grown(folder: Path, num_bytes: int, process: subprocess.Popen[str]) -> Path:
-    """The part that has so many bytes, which have been sent already."""
-    while process.poll() is None:
-        for part in folder.glob("*.part"):
-            if part.stat().st_size >= num_bytes:
-                return part
-    raise AssertionError("ended by itself")
 
 
 def test_two_at_once_do_not_write_one_file(hub: HubServer, folder: Path) -> None:

@@ -52,6 +52,15 @@ def test_a_missing_model_is_one_clear_line(tmp_path: Path, capsys: pytest.Captur
     assert captured.err.count("\n") == 1
 
 
+def test_ctrl_c_is_one_line(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
+    def interrupted(*arguments: object) -> None:
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(bench, "load_engine", interrupted)
+    assert bench.main([]) == 130
+    assert capsys.readouterr().err == "interrupted\n"
+
+
 def test_prompts_depend_on_size_and_seed_only() -> None:
     assert prompt_text(5, seed=64) == prompt_text(5, seed=64)
     assert len(prompt_text(512, seed=512).split()) == 512

@@ -75,6 +75,33 @@ def test_whoever_gives_up_leaves_no_child_behind(root: Path) -> None:
     assert not is_compiled(root, "generic", FORMS)
 
 
+def program(folder: Path, text: str) -> str:
+    """The path of one that takes the child's place."""
+    path = folder / "child"
+    path.write_text(f"#!{sys.executable}\n{text}\n")
+    path.chmod(0o700)
+    return str(path)
+
+
+def test_whoever_gives_up_does_not_wait_for_a_word_of_the_child(root: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """One step of it takes seconds."""
+    monkeypatch.setattr(sys, "executable", program(root, "import signal; signal.pause()"))
+
+    def give_up(fraction: float) -> None:
+        raise KeyboardInterrupt
+
+    with pytest.raises(KeyboardInterrupt):
+        compile_ahead(root, "generic", FORMS, give_up)
+
+
+def test_a_ctrl_c_in_the_terminal_is_not_for_the_child(root: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Ended by it, it would seem to have failed, and what it should have compiled would be compiled here."""
+    text = "import os, sys; sys.exit(f'in group {os.getpgid(0) - os.getpid()} from itself')"
+    monkeypatch.setattr(sys, "executable", program(root, text))
+    with pytest.raises(CompilingFailed, match="in group 0 from itself"):
+        compile_ahead(root, "generic", FORMS, lambda fraction: None)
+
+
 def test_an_entry_of_another_room_is_refused() -> None:
     """The mark of what is compiled names the files of all entries: one that only a test imports, and every load in that
     process would take nothing for compiled, start a child and wait for it."""

@@ -23,6 +23,7 @@ from django.core.management.base import BaseCommand, CommandError
 
 from chatapp import checks, executors, llm, locks, model_catalogue, selectors, wire, wire_parsing
 from chatapp.errors import ChatError, NotFound
+from chatapp.interrupts import EXIT_INTERRUPTED
 from chatapp.models import Conversation, MessageStatus, PrefixBreak, User
 from chatapp.services import accounts, conversations
 from chatapp.thinking import thought_of
@@ -32,14 +33,13 @@ from chatapp.turn.parts import parts_of
 from chatapp.turn.past import rules_of
 from chatapp.turn.prompt import Plan
 
-EXIT_STOPPED = 130  # what a shell shows for Ctrl-C
-
 
 class Command(BaseCommand):
     """The reply goes to stdout as it comes; everything else to stderr. Ctrl-C stops the reply and keeps its text."""
 
     help = "Ask the model one thing. Continues a conversation, or begins one."
     requires_system_checks: list[str] = []  # their warnings are the server's business
+    _has_begun = False  # to store anything
 
     def add_arguments(self, parser: ArgumentParser) -> None:
         parser.add_argument("text", help="the message; - reads it from standard input")
@@ -74,8 +74,9 @@ class Command(BaseCommand):
                 conversations.conversation_rename(user=user, conversation_id=frame.conversation, title=options["title"])
         except ChatError as error:
             raise CommandError(error.message) from error
-        except KeyboardInterrupt:  # while the model was being loaded: nothing has been stored
-            sys.exit(EXIT_STOPPED)
+        except KeyboardInterrupt as error:
+            kept = "What was saved of the reply is kept" if self._has_begun else "Nothing has been stored"
+            raise CommandError(f"Interrupted. {kept}.", returncode=EXIT_INTERRUPTED) from error
         self._report(user, turn, window if options["json"] else None)
 
     async def _ask(
@@ -87,18 +88,15 @@ class Command(BaseCommand):
             cold = "" if frame.is_new else await executors.database(switch.cold_start, user, frame.conversation)
             if cold:
                 self.stderr.write(cold)
+            is_pressed = _ctrl_c()  # from here on it ends the reply, which is about to be stored
+            self._has_begun = True
             turn = await run.start(live, user, frame, on_text=self._printer(has_thinking), on_plan=plans.append)
             assert turn is not None, "a new client id is no duplicate"
             assert turn.task is not None, "a started turn has its task"
-            stop = wire.TurnStop(turn.conversation_id, turn.message_id)
-            stopping: set[asyncio.Task[None]] = set()
-            for number in (signal.SIGINT, signal.SIGTERM):
-                asyncio.get_running_loop().add_signal_handler(
-                    number, lambda: stopping.add(asyncio.create_task(run.stop(live, user, stop)))
-                )
+            stopping = asyncio.create_task(_stop(live, user, turn, is_pressed))
             window = await executors.render(_window, plans[0])
             await turn.task
-            await asyncio.gather(*stopping)
+            stopping.cancel()
             return turn, window
 
     def _printer(self, has_thinking: bool) -> run.OnText:
@@ -156,7 +154,7 @@ class Command(BaseCommand):
         if end.status == MessageStatus.FAILED:
             raise CommandError(end.error)
         if end.status != MessageStatus.DONE:
-            sys.exit(EXIT_STOPPED)
+            sys.exit(EXIT_INTERRUPTED)
 
 
 def _window(plan: Plan) -> dict[str, Any]:
@@ -193,6 +191,25 @@ def _cache(stats: wire.TurnStats | None) -> dict[str, Any]:
         "message": stats.cause_message or None,
         "position": stats.cause_position,
     }
+
+
+def _ctrl_c() -> asyncio.Event:
+    """Set by a Ctrl-C or SIGTERM from now on. A second one ends the command: whoever sends it does not want to wait."""
+    is_pressed = asyncio.Event()
+
+    def press() -> None:
+        if is_pressed.is_set():
+            raise KeyboardInterrupt
+        is_pressed.set()
+
+    for number in (signal.SIGINT, signal.SIGTERM):
+        asyncio.get_running_loop().add_signal_handler(number, press)
+    return is_pressed
+
+
+async def _stop(live: Live, user: User, turn: LiveTurn, is_pressed: asyncio.Event) -> None:
+    await is_pressed.wait()
+    await run.stop(live, user, wire.TurnStop(turn.conversation_id, turn.message_id))
 
 
 def _user(name: str | None) -> User:

@@ -14,11 +14,11 @@ from chatapp import hub_download, llm
 from chatapp.default_model import DEFAULT_MODEL, FetchError, fetch, sha256_of
 from chatapp.hub import Hub
 from chatapp.hub_files import Choice
+from chatapp.interrupts import EXIT_INTERRUPTED
 from chatapp.logs import escaped
 from chatapp.model_catalogue import models_folder
 from chatapp.terminal import ProgressLine, size
 
-EXIT_INTERRUPTED = 130  # what a shell shows for Ctrl-C
 _NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,95}")
 
 
@@ -76,6 +76,7 @@ class Command(BaseCommand):
         _check_that_it_would_run(hub, choice)
         target = models_folder() / _called(choice, name)
         if hub_download.is_there(choice, target, self._progress.show):
+            hub_download.tidy(target)
             self.stdout.write(f"{target.name} is there already, its checksums are right.")
         else:
             kept = hub_download.num_bytes_kept(choice, target)

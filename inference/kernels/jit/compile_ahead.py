@@ -9,11 +9,14 @@ from __future__ import annotations
 import contextlib
 import hashlib
 import json
+import os
+import select
 import subprocess
 import sys
-from collections.abc import Callable, Collection
+from collections.abc import Callable, Collection, Iterator
 from dataclasses import asdict
 from pathlib import Path
+from typing import IO
 
 from inference.errors import InferenceError
 from inference.kernels.jit.cpu import choose_tier, host
@@ -23,6 +26,7 @@ from inference.kernels.jit.linear import LinearKernels
 from inference.kernels.quantized import FloatForm, Form, IntegerForm
 
 PASS_SHARE = 0.8  # of the progress; the rest goes to the products
+SILENCE_S = 0.2  # one step of the child takes seconds, and who waits for it may want to give up meanwhile
 
 # -P keeps the working folder out of the child's imports; the environment, which numba and BLAS look at, is ours.
 _BOOT = "import sys; sys.path.insert(0, sys.argv[1]); from inference.kernels.jit.compile_ahead import main; main()"
@@ -47,37 +51,56 @@ def is_compiled(root: Path, tier: str, forms: Collection[Form]) -> bool:
 def compile_ahead(root: Path, tier: str, forms: Collection[Form], on_progress: Callable[[float], None]) -> None:
     """Fills the folder below root, which can be written, with the pass and the products of these forms.
 
-    on_progress gets 0 .. 1. Cost: a quarter of a minute or more the first time, then half a second for each form that
-    is new. Raises CompilingFailed.
+    on_progress gets 0 .. 1, several times a second even when nothing is new: what it raises ends the child. Cost: a
+    quarter of a minute or more the first time, then half a second for each form that is new. Raises CompilingFailed.
     """
     request = {"root": str(root), "tier": tier, "forms": [asdict(form) for form in forms]}
     command = [sys.executable, "-P", "-c", _BOOT, str(_ROOT)]
     pipe = subprocess.PIPE
     try:
+        # A session of its own: Ctrl-C in a terminal is for us. A child that it ended would seem to have failed.
         process = subprocess.Popen(  # noqa: S603  our own interpreter and module
-            command, stdin=pipe, stdout=pipe, stderr=subprocess.STDOUT, text=True
+            command, stdin=pipe, stdout=pipe, stderr=subprocess.STDOUT, start_new_session=True
         )
     except OSError as error:  # no interpreter there, no process or memory left
         raise CompilingFailed(None, str(error)) from error
     with process as child:  # however long it takes: nobody knows how slow the machine is
         assert child.stdin is not None
         assert child.stdout is not None
-        said = ""
+        done, said = 0.0, ""
         try:
             with contextlib.suppress(BrokenPipeError):  # it ended before it had read: its words and its status tell
-                child.stdin.write(json.dumps(request))
+                child.stdin.write(json.dumps(request).encode())
                 child.stdin.close()
-            for line in child.stdout:
+            for line in _lines(child.stdout):
                 word, _, fraction = line.partition(" ")
                 if word == "progress":
-                    on_progress(float(fraction))
-                else:
+                    done = float(fraction)
+                elif line:
                     said = line.strip()[:200]  # the last line of a traceback says what was wrong
+                on_progress(done)
         except BaseException:
             child.kill()
             raise
     if child.returncode:
         raise CompilingFailed(child.returncode, said)
+
+
+def _lines(stream: IO[bytes]) -> Iterator[str]:
+    """What the child says, and an empty line for every SILENCE_S without a word."""
+    poll, rest = select.poll(), b""
+    poll.register(stream, select.POLLIN)
+    while True:
+        if not poll.poll(1000 * SILENCE_S):
+            yield ""
+            continue
+        data = os.read(stream.fileno(), 4096)
+        if not data:
+            break
+        *lines, rest = (rest + data).split(b"\n")
+        yield from (line.decode(errors="replace") for line in lines)
+    if rest:
+        yield rest.decode(errors="replace")
 
 
 def main() -> None:
