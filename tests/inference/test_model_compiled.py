@@ -6,6 +6,7 @@ import importlib.util
 import json
 import subprocess
 import sys
+from dataclasses import replace
 from functools import cache
 from pathlib import Path
 
@@ -165,6 +166,48 @@ def test_what_breaks_down_is_seen_in_the_logits_of_all_rows_that_attend_to_it_an
     found = logits_in_company(broken, ids, sizes, np.random.default_rng(1), max_strangers=0)
     assert np.isnan(found[262:]).all()
     np.testing.assert_array_equal(found[:262], whole_logits(clean, ids[:262]))
+
+
+def row_that_overflows(token: int) -> RandomModelFile:
+    """A model of one layer in which every score of that token's queries is minus infinity, and no number is NaN.
+
+    Of a head's last component, which is not rotated, all keys are large and only that token has a query.
+    """
+    config = replace(SHAPES["an untied head"], num_hidden_layers=1, attention_bias=True, partial_rotary_factor=0.5)
+    model_file = RandomModelFile(config)
+    embedding = model_file.tensor("model.embed_tokens.weight")
+    embedding[:, 0] = 0
+    embedding[token, 0] = 5
+    queries, keys, bias = (
+        model_file.tensor(f"model.layers.0.self_attn.{name}").reshape(-1, config.head_dim, columns)
+        for name, columns in (
+            ("q_proj.weight", config.hidden_size),
+            ("k_proj.weight", config.hidden_size),
+            ("k_proj.bias", 1),
+        )
+    )
+    for weights in (queries, keys):
+        weights[:, -1] = 0
+    queries[:, -1, 0] = -1e37 * np.sign(model_file.tensor("model.layers.0.input_layernorm.weight")[0])
+    bias[:, -1] = 60_000
+    return model_file
+
+
+@pytest.mark.parametrize("sizes", [[300], [7, 1, 90], [1]], ids=str)
+@pytest.mark.parametrize("num_threads", [1, 2])
+def test_a_row_whose_scores_all_overflow_breaks_down_instead_of_saying_what_lies_in_memory(
+    sizes: list[int], num_threads: int
+) -> None:
+    model_file = row_that_overflows(7)
+    ids = np.random.default_rng(0).integers(8, 96, 290)
+    ids[[5, 256, 280]] = 7
+    with np.errstate(over="ignore", invalid="ignore"):
+        expected = oracle_logits(model_file, ids)
+    np.testing.assert_array_equal(np.isnan(expected).all(axis=1), ids == 7)
+    model = load_model(model_file, num_threads=num_threads)
+    whole_logits(model, ids[:5])  # leaves numbers behind
+    found = logits_in_company(model, ids, sizes, np.random.default_rng(1), max_strangers=0)
+    np.testing.assert_array_equal(found, expected)
 
 
 def test_kernels_can_be_asked_for_by_name() -> None:

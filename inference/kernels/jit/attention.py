@@ -5,6 +5,7 @@ sum of values, its "part": scores are added up by component, weights in 16 lanes
 together in ascending order of chunks. So a (row, chunk) is computed alike by whoever computes it, alone or beside
 others. Keys that a row does not see weigh exactly zero, and what lies beyond the context is not read. A key that is NaN
 makes NaN of the rows that see it, and of no others: values are never NaN in the pool, for zero times NaN is not zero.
+So do scores of a chunk that all overflow.
 
 A row is one head of one token; the heads of a token that share a kv head come one after another. Tiles of rows share
 every load of a key or value; more than a few rows have the chunk converted to float32 once, for all of them.
@@ -47,7 +48,7 @@ from inference.kernels.kv_storage import KEY_GROUP
 
 NUM_GROUPS = CHUNK // KEY_GROUP
 AHEAD = 4  # groups from the keys that are read to those that are asked for
-MINUS_INFINITY = np.float32(-np.inf)
+MINUS_INFINITY, NAN = np.float32(-np.inf), np.float32(np.nan)
 ZERO, ONE = np.float32(0), np.float32(1)
 # What attend_chunk() has of a thread's memory, by offset; then the chunk as float32, keys and values.
 KEYS_AT, VALUES_AT, FOLLOWING_AT, SCORES_AT = 0, 8 * NUM_GROUPS, 16 * NUM_GROUPS, 24 * NUM_GROUPS
@@ -194,9 +195,11 @@ def _weigh(row: int, newest: int, window: int, first: int, end: int, scratch: in
         if low > key or high < key + KEY_GROUP:
             store(at, keep_between(load(at), low - key, high - key, MINUS_INFINITY))
         peak = maximum(peak, load(at))
-    top = max_lanes(peak)
-    set_f32(part + 4 * padded(dim), top)
     is_blind = low >= min(high, CHUNK) or high <= 0
+    top = max_lanes(peak)
+    if top == MINUS_INFINITY and not is_blind:
+        top = NAN  # else fold() takes this for a chunk of which the row sees nothing
+    set_f32(part + 4 * padded(dim), top)
     total = splat(ZERO)
     if is_blind:
         for group in range(first, end):
