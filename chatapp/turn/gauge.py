@@ -16,7 +16,7 @@ from threading import Lock
 from typing import Any
 from uuid import UUID
 
-from chatapp import llm, search, selectors, turn_rows
+from chatapp import llm, search, selectors, turn_rows, vectors
 from chatapp.errors import WindowFull
 from chatapp.models import Conversation, Message, MessageStatus, Role
 from chatapp.search import Hit
@@ -145,9 +145,15 @@ def _plan(newest: Newest | None, past: Past, text: str) -> Plan:
     if text and newest is not None and conversation.has_recall:
         # The question is no row yet: its path is that of the message it will follow.
         asked = Message(id=newest.id, conversation_id=conversation.id, text=text, position=newest.position)
-        find = partial(search.related, conversation, asked)
+        find = partial(_related, conversation, asked)
     reply = Message(conversation=conversation, role=Role.ASSISTANT)
     return plan_turn(past.asking(_question(newest, text)), reply, find=find)
+
+
+def _related(conversation: Conversation, asked: Message, num_outside: int) -> list[Hit]:
+    """No rows are locked here: the meaning is found out when there is something to compare it with."""
+    meaning = vectors.meaning_of(asked.text) if num_outside else None
+    return search.related(conversation, asked, num_outside, meaning=meaning)
 
 
 def _question(newest: Newest | None, text: str) -> HistoryMessage:

@@ -25,7 +25,7 @@ from chatapp.turn import recall, side_work, summaries, titles
 from chatapp.turn.encoding import encoding
 from chatapp.turn.live import Live, LiveTurn
 from chatapp.turn.numbers import numbers_of, turn_stats
-from chatapp.turn.planning import planned
+from chatapp.turn.planning import TurnFrame, made_ready, planned
 from chatapp.turn.preparation import preparation
 from chatapp.turn.prompt import Plan
 from chatapp.turn.stream import Publisher, Reply
@@ -33,7 +33,6 @@ from chatapp.turn.writer import Ending, Writer
 
 logger = logging.getLogger(__name__)
 
-TurnFrame = wire.TurnSend | wire.TurnEdit | wire.TurnRegenerate | wire.TurnContinue
 Accept = Callable[[wire.TurnAccepted], None]
 OnText = Callable[[str, str], None]  # more of the thinking, more of the answer; one of them may be empty
 OnPlan = Callable[[Plan], None]
@@ -75,7 +74,8 @@ async def _start(
     try:
         text = frame.text if isinstance(frame, wire.TurnSend | wire.TurnEdit) else ""
         html = "".join(await executors.render(render_blocks, text)) if text and accept else ""
-        rows, plan = await executors.database(_admit, user, frame)
+        meaning = await made_ready(user, frame)
+        rows, plan = await executors.database(_admit, user, frame, meaning)
     except BaseException:
         ticket.release()
         raise
@@ -97,7 +97,7 @@ async def _start(
     return turn
 
 
-def _admit(user: User, frame: TurnFrame) -> tuple[turns.TurnRows, Plan | None]:
+def _admit(user: User, frame: TurnFrame, meaning: llm.Meaning | None) -> tuple[turns.TurnRows, Plan | None]:
     """The rows, committed, and the plan; no plan for a duplicate.
 
     The prompt is made inside the transaction: it is counted once, on the very rows, and what does not fit leaves none.
@@ -107,7 +107,7 @@ def _admit(user: User, frame: TurnFrame) -> tuple[turns.TurnRows, Plan | None]:
 
     def check(rows: turns.TurnRows) -> None:
         nonlocal plan
-        plan = planned(rows, is_asked=is_asked)
+        plan = planned(rows, is_asked=is_asked, meaning=meaning)
 
     return _open_rows(user, frame, check), plan
 

@@ -57,7 +57,7 @@ def told(user: User, *texts: str) -> Message:
 
 def related(leaf: Message, text: str, before: int) -> list[search.Hit]:
     question = Message(conversation=leaf.conversation, parent=leaf, role="user", text=text, position=leaf.position + 1)
-    return search.related(leaf.conversation, question, before)
+    return search.related(leaf.conversation, question, before, meaning=vectors.meaning_of(text))
 
 
 # --- what is found ----------------------------------------------------------------------------------------------------
@@ -88,7 +88,8 @@ def test_off_it_is_exactly_as_before(alice: User, encoder: Path, settings: Any) 
         assert related(last, asked, 8) == before != []
     assert not any(MessageVector._meta.db_table in query["sql"] for query in queries)
     assert llm.encoder_status() is None
-    assert llm.vectors_of(["a"]) == llm.likeness("a", [b"00"]) == []
+    assert llm.vectors_of(["a"]) == []
+    assert llm.meaning_of("a") is None
     assert (llm.encoder_fingerprint(), llm.encoder_problem()) == ("", "")
 
 
@@ -166,24 +167,29 @@ def test_a_question_is_compared_with_so_many_at_most(
     encode_all()
     monkeypatch.setattr(vectors, "MAX_VECTORS", 10)
     question = Message(conversation=last.conversation, parent=last, text=PARAPHRASE, position=14)
+    meaning = vectors.meaning_of(PARAPHRASE)
     with CaptureQueriesContext(connection) as queries:
-        found = vectors.nearest(question, 14)
+        found = vectors.nearest(question, meaning, 14)
     assert len(queries) == 1
     assert [position for position, _ in found] == [12, 10, 8, 6, 4]
     monkeypatch.setattr(vectors, "MAX_NEAREST", 2)
-    assert [position for position, _ in vectors.nearest(question, 14)] == [12, 10]
+    assert [position for position, _ in vectors.nearest(question, meaning, 14)] == [12, 10]
     with CaptureQueriesContext(connection) as queries:
-        assert vectors.nearest(question, 0) == []
-        for question.text in ("Thanks, that is all!", " \n"):  # about nothing
-            assert vectors.nearest(question, 14) == []
+        assert vectors.nearest(question, meaning, 0) == []
+        assert vectors.nearest(question, None, 14) == []
+        for text in ("Thanks, that is all!", " \n"):  # about nothing
+            assert vectors.meaning_of(text) is None
     assert len(queries) == 0
 
 
 def test_of_a_question_so_many_tokens_are_looked_at(encoder: Path) -> None:
     (vector,) = llm.vectors_of(["cat"])
     filler = "x " * (llm.MAX_QUESTION_TOKENS - 2)
-    assert llm.likeness("kitten", [vector]) == [pytest.approx(1, abs=2e-3)]  # float16
-    assert llm.likeness(filler + "kitten", [vector]) == [0]
+    near, far = llm.meaning_of("kitten"), llm.meaning_of(filler + "kitten")
+    assert near is not None
+    assert far is not None
+    assert llm.likeness(near, [vector]) == [pytest.approx(1, abs=2e-3)]  # float16
+    assert llm.likeness(far, [vector]) == [0]
 
 
 # --- what goes away ---------------------------------------------------------------------------------------------------

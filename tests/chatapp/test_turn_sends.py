@@ -137,4 +137,4 @@ def test_a_send_asks_the_database_a_fixed_number_of_times(
     conversation = rows.long_conversation(alice, num_messages)
     frame = send(conversation=conversation.id, parent=conversation.active_leaf_id, is_new=False)
     with django_assert_num_queries(SEND_QUERIES):
-        run._admit(alice, frame)
+        run._admit(alice, frame, None)
