@@ -42,7 +42,7 @@ from inference.types import F32, ForwardBatch
 logger = logging.getLogger(__name__)
 
 COMPILING_SHARE = 0.8  # of the progress of loading, at the first start
-ARITHMETIC = "q15-1"
+ARITHMETIC = "q15-2"
 ACTIVATIONS = {"silu": elementwise.SILU, "gelu_pytorch_tanh": elementwise.GELU}
 
 Packed = tuple[PackedMatrix, ...]  # rows one after another; more than one where the forms differ

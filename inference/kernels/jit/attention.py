@@ -26,7 +26,6 @@ from inference.kernels.jit.kernel_cache import entry, kernel
 from inference.kernels.jit.vectors import (
     LANE_BYTES,
     NUM_LANES,
-    exp_of,
     exp_rest,
     exp_scalar,
     get_f32,
@@ -43,6 +42,7 @@ from inference.kernels.jit.vectors import (
     store,
     store_first,
     sum_lanes,
+    weight_of,
 )
 from inference.kernels.kv_storage import KEY_GROUP
 
@@ -211,7 +211,7 @@ def _weigh(row: int, newest: int, window: int, first: int, end: int, scratch: in
             store(scratch + RESTS_AT + at, exp_rest(load(scores + at)))
         for group in range(first, end):
             at = group * LANE_BYTES
-            weights = exp_of(load(scores + at), load(scratch + RESTS_AT + at))
+            weights = weight_of(load(scores + at), load(scratch + RESTS_AT + at))
             store(scores + at, weights)
             total = total + weights
     set_f32(part + 4 * padded(dim) + 4, sum_lanes(total))

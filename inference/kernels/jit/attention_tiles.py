@@ -1,6 +1,7 @@
 """The inner loops of attention: tiles of rows against keys and values, with all sums in registers.
 
 A sum is one chain of additions, by component or by key, whatever the size of the tile: bits do not depend on it.
+Products are exact, for queries and weights are short numbers (vectors.py), so fused instructions change nothing either.
 """
 
 from __future__ import annotations
@@ -18,6 +19,7 @@ from inference.kernels.jit.vectors import (
     I64,
     LANE_BYTES,
     ask_for_line,
+    call,
     constant,
     load_vector,
     pointer,
@@ -29,6 +31,8 @@ CHUNK = 256  # keys
 ROW_BYTES = 4 * CHUNK  # of one row of scores
 MAX_DIRECT = 4  # rows that read float16 as it lies
 # So many sums stay in registers: 16 of 32 wide ones, or 12 of 16 narrow ones.
+IS_ARM = llvm.get_process_triple().startswith(("aarch64", "arm64"))
+CAN_FUSE = IS_ARM or bool(llvm.get_host_cpu_features().get("fma", False))
 IS_WIDE = bool(llvm.get_host_cpu_features().get("avx512f", False))
 TILE_ROWS, TILE_WIDTH, DIRECT_WIDTH = (8, 2, 4) if IS_WIDE else (6, 1, 1)
 UNROLLED = 2  # keys or components between two looks at the end
@@ -70,7 +74,7 @@ def _emit_tile(
                 scalar = splat_of(builder, scalar_of(row, at))
                 for w, vector in enumerate(vectors):
                     place = row * width + w
-                    results[place] = builder.fadd(results[place], builder.fmul(scalar, vector))
+                    results[place] = _added(builder, results[place], scalar, vector)
         index.add_incoming(builder.add(index, ir.Constant(I64, step)), builder.block)
         for total, result in zip(totals, results, strict=True):
             total.add_incoming(result, builder.block)
@@ -78,6 +82,13 @@ def _emit_tile(
         builder.position_at_end(done)
         sums = totals
     return sums
+
+
+def _added(builder: Any, total: Any, scalar: Any, vector: Any) -> Any:
+    """total + scalar * vector. The product is exact, so that one rounding or two is the same."""
+    if CAN_FUSE:
+        return call(builder, "llvm.fma.v16f32", F32X16, scalar, vector, total)
+    return builder.fadd(total, builder.fmul(scalar, vector))
 
 
 def _offset(builder: Any, at: Any, index: Any, size: int) -> Any:

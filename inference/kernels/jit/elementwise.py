@@ -20,6 +20,7 @@ from inference.kernels.jit.vectors import (
     set_f32,
     set_half,
     set_i32,
+    short_query,
     splat,
     store_first,
     store_half,
@@ -73,6 +74,14 @@ def scale(x: int, factor: float, n: int) -> None:
     times = splat(factor)
     for at in range(0, n, NUM_LANES):
         store_first(x + 4 * at, load_first(x + 4 * at, n - at) * times, n - at)
+
+
+@kernel
+def scale_queries(x: int, factor: float, n: int) -> None:
+    """x *= factor, as the short numbers that attention multiplies by."""
+    times = splat(factor)
+    for at in range(0, n, NUM_LANES):
+        store_first(x + 4 * at, short_query(load_first(x + 4 * at, n - at) * times), n - at)
 
 
 @kernel

@@ -139,7 +139,7 @@ def _place_row(p: Record, w: Record, layer: int, row: int) -> None:
             elementwise.rms_norm(at, norm, p.eps, p.dim, at)
         if w.cos:
             elementwise.rotate(at, w.cos + angles, w.sin + angles, half)
-    elementwise.scale(heads, p.attention_scale, p.num_heads * p.dim)
+    elementwise.scale_queries(heads, p.attention_scale, p.num_heads * p.dim)
     slot = get_i64(p.slots + 8 * row)
     for head in range(p.num_kv_heads):
         place = (layer * p.num_kv_heads + head) * p.num_slots

@@ -1,8 +1,8 @@
 """Sixteen float32 numbers as one value inside a compiled kernel, so that kernels read like arithmetic.
 
 `lanes` is an LLVM vector <16 x float>: one register with AVX-512, two with AVX2, four with NEON. Every operation is
-IEEE, rounded once and never contracted, so its bits are the same on each of them and in NumPy. Addresses are plain
-integers, in bytes; what lies there is the caller's business.
+IEEE, rounded once and never contracted (what may be is said where it is, attention_tiles.py), so its bits are the same
+on each of them and in NumPy. Addresses are plain integers, in bytes; what lies there is the caller's business.
 """
 
 from __future__ import annotations
@@ -322,6 +322,36 @@ def _fold(builder: Any, value: Any, combine: Any) -> Any:
     return builder.extract_element(value, ir.Constant(I32, 0))
 
 
+# A short number has 13 significant bits: its product with a float16 is exact in float32, so that it does not matter
+# whether a CPU adds it in one instruction or in two. It is large enough that nothing of a product gets lost at the
+# lower end of float32 either, and as a query small enough for the upper one.
+LOST_BITS = 11
+SMALLEST, LARGEST = 2.0**-100, 2.0**100  # short queries
+WEIGHT_LOW = -64.0  # weights of attention are not below exp(WEIGHT_LOW) = 2 ** -92
+
+
+def _integers(value: int) -> Any:
+    return ir.Constant(I32X16, [value] * NUM_LANES)
+
+
+def _short(builder: Any, value: Any) -> Any:
+    bits = builder.add(builder.bitcast(value, I32X16), _integers(1 << (LOST_BITS - 1)))
+    return builder.bitcast(builder.and_(bits, _integers(-1 << LOST_BITS)), F32X16)
+
+
+@instruction
+def short_query(typingctx: Any, value: Any) -> Any:
+    """The nearest short numbers, the one further from 0 if two are; 0 below SMALLEST, NaN from LARGEST on."""
+
+    def emit(context: Any, builder: Any, sig: Any, args: Any) -> Any:
+        magnitude = call(builder, "llvm.fabs.v16f32", F32X16, args[0])
+        is_tiny = builder.fcmp_ordered("<", magnitude, constant(SMALLEST))
+        short = builder.select(is_tiny, constant(0.0), _short(builder, args[0]))
+        return builder.select(builder.fcmp_ordered("<", magnitude, constant(LARGEST)), short, constant(float("nan")))
+
+    return lanes(lanes), emit
+
+
 # exp(x) = 2 ** n * p(r) with n the nearest whole number to x / ln 2 and r what is left, |r| <= ln 2 / 2.
 EXP_LOW, EXP_HIGH = -87.0, 88.0
 ROUND = 12582912.0  # 1.5 * 2**23: adding it leaves the nearest integer in the low bits, ties to even
@@ -359,8 +389,8 @@ def _power(builder: Any, x: Any, r: Any) -> Any:
     return builder.bitcast(builder.add(builder.bitcast(power, I32X16), shift), F32X16)
 
 
-def _zero_below(builder: Any, x: Any, value: Any) -> Any:
-    return builder.select(builder.fcmp_ordered("<", x, constant(EXP_LOW)), constant(0.0), value)
+def _zero_below(builder: Any, x: Any, low: float, value: Any) -> Any:
+    return builder.select(builder.fcmp_ordered("<", x, constant(low)), constant(0.0), value)
 
 
 @instruction
@@ -374,7 +404,7 @@ def exp(typingctx: Any, value: Any) -> Any:
         low, high = constant(EXP_LOW), constant(EXP_HIGH)
         x = builder.select(builder.fcmp_ordered("<", args[0], low), low, args[0])
         x = builder.select(builder.fcmp_ordered(">", x, high), high, x)
-        return _zero_below(builder, args[0], _power(builder, x, _rest(builder, x)))
+        return _zero_below(builder, args[0], EXP_LOW, _power(builder, x, _rest(builder, x)))
 
     return lanes(lanes), emit
 
@@ -386,10 +416,13 @@ def exp_rest(typingctx: Any, value: Any) -> Any:
 
 
 @instruction
-def exp_of(typingctx: Any, value: Any, rest: Any) -> Any:
-    """The second half: exp(value), with what exp_rest() has said."""
-    kind = lanes(lanes, lanes)
-    return kind, lambda context, builder, sig, args: _zero_below(builder, args[0], _power(builder, *args))
+def weight_of(typingctx: Any, value: Any, rest: Any) -> Any:
+    """The second half, with what exp_rest() has said: exp(value), short; exactly 0 below WEIGHT_LOW."""
+
+    def emit(context: Any, builder: Any, sig: Any, args: Any) -> Any:
+        return _zero_below(builder, args[0], WEIGHT_LOW, _short(builder, _power(builder, *args)))
+
+    return lanes(lanes, lanes), emit
 
 
 @kernel

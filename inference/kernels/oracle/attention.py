@@ -16,6 +16,18 @@ def stored(x: F32) -> F32:
     return np.clip(x, -MAX_F16, MAX_F16).astype(np.float16).astype(np.float32)
 
 
+def short(x: F32) -> F32:
+    """13 significant bits: products with float16 are exact. The nearest, of two the one further from 0."""
+    return ((x.view(np.int32) + np.int32(1 << 10)) & np.int32(-1 << 11)).view(np.float32)
+
+
+def short_queries(q: F32) -> F32:
+    """The same of queries; 0 below 2 ** -100, NaN from 2 ** 100 on, where products would leave the range of float32."""
+    magnitude = np.abs(q)
+    kept = np.where(magnitude < np.float32(2.0**-100), np.float32(0), short(np.ascontiguousarray(q)))
+    return np.where(magnitude < np.float32(2.0**100), kept, np.float32(np.nan))
+
+
 def attend(q: F32, keys: F32, values: F32, window: int) -> F32:
     """Scaled queries q (T, H, D) of the last T positions against keys, values (S, K, D) as stored. Returns (T, H, D).
 
@@ -23,7 +35,7 @@ def attend(q: F32, keys: F32, values: F32, window: int) -> F32:
     """
     T, H, _ = q.shape
     S, K, _ = keys.shape
-    out = np.empty_like(q)
+    out, q = np.empty_like(q), short_queries(q)
     for t in range(T):
         position = S - T + t
         first = max(0, position - window + 1) if window else 0
@@ -31,6 +43,11 @@ def attend(q: F32, keys: F32, values: F32, window: int) -> F32:
             heads = slice(kv_head * (H // K), (kv_head + 1) * (H // K))
             out[t, heads] = _attend_one(q[t, heads], keys[:, kv_head], values[:, kv_head], first, position + 1)
     return out
+
+
+def _weights(x: F32) -> F32:
+    """Short exponentials, 0 below e ** -64."""
+    return np.where(x < np.float32(-64), np.float32(0), short(exp(x)))
 
 
 def _attend_one(q: F32, keys: F32, values: F32, first: int, end: int) -> F32:
@@ -43,7 +60,7 @@ def _attend_one(q: F32, keys: F32, values: F32, first: int, end: int) -> F32:
             scores = scores + q[:, d, None] * keys[low:high, d]
         top = scores.max(axis=1)
         weights = np.zeros((len(q), CHUNK), np.float32)  # by lane: key mod 16
-        weights[:, low - start : high - start] = exp(scores - top[:, None])
+        weights[:, low - start : high - start] = _weights(scores - top[:, None])
         share = sum_lanes(weights)
         part = np.zeros_like(q)
         for key in range(low, high):
