@@ -210,6 +210,23 @@ def test_a_row_whose_scores_all_overflow_breaks_down_instead_of_saying_what_lies
     np.testing.assert_array_equal(found, expected)
 
 
+@pytest.mark.parametrize("kernels", ["auto", "numpy"])
+@pytest.mark.parametrize("is_normalised", [False, True])
+@pytest.mark.parametrize("expert", [0, 1, 4])
+def test_an_expert_whose_score_is_not_a_number_is_not_merely_passed_over(
+    expert: int, is_normalised: bool, kernels: str
+) -> None:
+    sparse = {"num_experts": 5, "num_experts_per_tok": 2, "moe_intermediate_size": 32}
+    config = replace(small_config(), model_type="qwen3_moe", norm_topk_prob=is_normalised, **sparse)
+    model_file = RandomModelFile(config)
+    model_file.architecture = "qwen3_moe"
+    model = load_model(model_file, kernels=kernels, num_threads=1)
+    assert np.isfinite(whole_logits(model, np.arange(9))).all()
+    model_file.tensor("model.layers.1.mlp.gate.weight")[expert, 7] = np.nan
+    broken = load_model(model_file, kernels=kernels, num_threads=1)
+    assert np.isnan(whole_logits(broken, np.arange(9))).all()
+
+
 def test_kernels_can_be_asked_for_by_name() -> None:
     assert choose_kernels("auto") == TIERS[0]
     assert choose_kernels("numpy") == "numpy"

@@ -136,12 +136,14 @@ def choose_experts(
 ) -> None:
     """Which experts a token goes to, ascending (int32), and their shares (f32), by softmax of the scores.
 
-    Of equal scores the first one wins. The shares are of all experts, or of the chosen ones if is_normalised. odds:
-    room for as many numbers as scores.
+    Of equal scores the first one wins; with a NaN among them all shares are NaN. The shares are of all experts, or of
+    the chosen ones if is_normalised. odds: room for as many numbers as scores.
     """
     top = get_f32(scores)
     for index in range(1, num_experts):
-        top = max(top, get_f32(scores + 4 * index))
+        score = get_f32(scores + 4 * index)
+        if score > top or np.isnan(score):  # max() would overlook NaN, and its expert as well
+            top = score
     for at in range(0, num_experts, NUM_LANES):
         part = load_first(scores + 4 * at, num_experts - at)
         store_first(odds + 4 * at, exp(part - splat(top)), num_experts - at)
