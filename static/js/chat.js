@@ -29,7 +29,7 @@ const page = JSON.parse(byId("page").textContent);
 const urls = addresses(page);
 
 const store = new Store(page.person, () => notify(gettext("This browser does not keep drafts: its storage is full or switched off.")));
-const requests = new Requests(page.csrf, loggedOut);
+const requests = new Requests(page.csrf, { onLoggedOut: loggedOut, onOutage: () => conversation.following.outage.refused() });
 const follower = new Follower(byId("scroller"), byId("to-latest"));
 const transcript = new Transcript(byId("transcript"));
 const choice = new Choice({
@@ -90,6 +90,11 @@ const socket = new Socket(urls.socket, page.limits.frameBytes, {
 const conversation = new Conversation({
   page, urls, socket, store, requests, transcript, follower, composer, sidebar, model, choice, contextWindow,
   pending: new Pending(byId("outbox")),
+  onOutage: (delayMs) => {
+    explain(delayMs);
+    byId("banner").hidden = false;
+  },
+  onOutageOver: () => hideBanner(gettext("The database is back")),
   onEditRefused: (id, text) => {
     const article = transcript.get(id);
     if (article) openEditor(article, text);
@@ -120,11 +125,7 @@ let bannerTimer = null;
 let hasBeenOpen = false;
 
 function opened() {
-  const banner = byId("banner");
-  if (!banner.hidden) announce(gettext("The connection is back"));
-  banner.hidden = true;
-  clearTimeout(bannerTimer);
-  bannerTimer = null;
+  if (!conversation.following.outage.isOn) hideBanner(gettext("The connection is back"));
   byId("shell").dataset.connection = "open";
   conversation.opened(!hasBeenOpen);
   hasBeenOpen = true;
@@ -132,15 +133,28 @@ function opened() {
 
 /** The line is down. A short break is not worth a banner, so it comes late; each attempt only changes what it says. */
 function waiting(delayMs) {
-  const banner = byId("banner");
   byId("shell").dataset.connection = "lost";
   conversation.lost();
-  const pause = Math.max(1, Math.round(delayMs / 1000));
-  banner.querySelector("span").textContent = fill(
-    gettext("No connection to the server. Trying again in %(n)s s; you can go on writing."), { n: pause },
-  );
+  explain(delayMs);
+  bannerTimer ??= setTimeout(() => { byId("banner").hidden = false; }, SHOW_BANNER_AFTER_MS);
+}
+
+/** What is wrong: a server whose database is away accepts a line, and hangs up. */
+function explain(delayMs) {
+  const banner = byId("banner");
+  const sentence = conversation.following.outage.isOn
+    ? gettext("The server cannot reach its database. Trying again in %(n)s s; you can go on writing.")
+    : gettext("No connection to the server. Trying again in %(n)s s; you can go on writing.");
+  banner.querySelector("span").textContent = fill(sentence, { n: Math.max(1, Math.round(delayMs / 1000)) });
   banner.querySelector("button").hidden = false;
-  bannerTimer ??= setTimeout(() => { banner.hidden = false; }, SHOW_BANNER_AFTER_MS);
+}
+
+function hideBanner(news) {
+  const banner = byId("banner");
+  if (!banner.hidden) announce(news);
+  banner.hidden = true;
+  clearTimeout(bannerTimer);
+  bannerTimer = null;
 }
 
 function loggedOut() {
@@ -156,7 +170,7 @@ async function checkSession() {
     await requests.json(urls.engine);
     socket.open();
   } catch (error) {
-    if (error.code === "offline") socket.open();
+    if (error.code === "offline" || error.code === "storage_unavailable") socket.open();
     else loggedOut();
   }
 }
@@ -174,7 +188,10 @@ function listen() {
   for (const starter of document.querySelectorAll(".starter")) {
     starter.addEventListener("click", () => composer.set(starter.dataset.starter));
   }
-  byId("banner").querySelector("button").addEventListener("click", () => socket.retryNow());
+  byId("banner").querySelector("button").addEventListener("click", () => {
+    socket.retryNow();
+    conversation.following.outage.askNow();
+  });
   byId("older").querySelector("button").addEventListener("click", () => attempt(() => conversation.reading.loadOlder()));
   new IntersectionObserver(([entry]) => {
     if (entry.isIntersecting && !byId("older").hidden) attempt(() => conversation.reading.loadOlder());
@@ -183,7 +200,7 @@ function listen() {
   addEventListener("unhandledrejection", (event) => {
     if (!(event.reason instanceof RequestError)) return;
     event.preventDefault();
-    report(event.reason);
+    if (event.reason.code !== "storage_unavailable") report(event.reason); // else the banner says so
   });
   document.addEventListener("visibilitychange", async () => {
     // Logged in again in another tab: a fresh page has the new session's token; drafts and unsent messages are kept.

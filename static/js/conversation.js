@@ -4,6 +4,7 @@
 
 import { Edits } from "./edits.js";
 import { announce, alarm, notify } from "./floating.js";
+import { Following } from "./following.js";
 import { lengthText } from "./format.js";
 import { fill, gettext } from "./i18n.js";
 import { newId } from "./ids.js";
@@ -21,13 +22,13 @@ export class Conversation {
   #dirty = new Map();
   #paintTimer = null;
   #newsAt = 0;
-  #awaitsSnapshot = false;
 
-  constructor({ page, urls, socket, store, requests, transcript, pending, follower, composer, sidebar, model, choice, contextWindow, onEditRefused }) {
+  constructor({ page, urls, socket, store, requests, transcript, pending, follower, composer, sidebar, model, choice, contextWindow, onEditRefused, onOutage, onOutageOver }) {
     Object.assign(this, { choice, contextWindow, onEditRefused, urls, socket, store, requests, transcript, pending, follower, composer, sidebar, model });
     this.entries = store.get("outbox", []);
     this.edits = new Edits(store);
     this.reading = new Reading({ conversation: this, older: page.older, requests, urls, transcript, follower });
+    this.following = new Following({ conversation: this, socket, reading: this.reading, onOutage, onOutageOver });
     this.isStored = page.conversation !== null;
     this.id = page.conversation ?? outbox.firstNew(this.entries)?.conversation ?? newId();
     this.title = page.title;
@@ -140,14 +141,8 @@ export class Conversation {
     if (!isFirst) this.model.refresh(); // the server may be another one than before
     this.#keep(outbox.allWaiting(this.entries));
     this.edits.waitAll();
-    if (this.isStored) {
-      this.choice.sync();
-      this.#watch();
-      // Answers come in order: a pong without a snapshot before it says that no turn is running there.
-      this.#awaitsSnapshot = true;
-      this.socket.send({ type: "ping" });
-      if (!isFirst) this.reading.again();
-    }
+    if (this.isStored) this.choice.sync();
+    this.following.opened(isFirst);
     this.#flush();
     this.composer.retellDraft();
     this.contextWindow.lost();
@@ -155,6 +150,7 @@ export class Conversation {
   }
 
   lost() {
+    this.following.lost();
     this.contextWindow.lost();
     this.preparing.clear();
     this.#drawOutbox();
@@ -171,13 +167,18 @@ export class Conversation {
       case "prepared": return frame.conversation === this.id && this.preparing.show(frame);
       case "window.counted": return frame.conversation === this.id && this.contextWindow.counted(frame);
       case "error": return this.#refused(frame);
-      case "pong": return this.#ponged();
+      case "pong": return this.following.ponged();
       default: return undefined; // server.draining: the line will close, and be opened again
     }
   }
 
-  #watch() {
-    this.socket.send({ type: "watch", conversation: this.id });
+  /** It was not followed for a while: what else is on the page may be old, too. */
+  missed() {
+    this.model.refresh();
+    this.sidebar.refreshSoon();
+    this.choice.sync();
+    this.contextWindow.changed();
+    this.#flush();
   }
 
   /** Something that is worth nothing later: it is refused, not kept, when the line is down. */
@@ -185,12 +186,6 @@ export class Conversation {
     const isSent = this.socket.send(frame);
     if (!isSent) notify(gettext("There is no connection to the server at the moment."));
     return isSent;
-  }
-
-  #ponged() {
-    if (!this.#awaitsSnapshot) return;
-    this.#awaitsSnapshot = false;
-    if (this.isRunning) this.reading.again();
   }
 
   #accepted(frame) {
@@ -222,9 +217,9 @@ export class Conversation {
     if (frame.conversation !== this.id) return;
     this.#newsAt = performance.now();
     const known = this.#turns.get(frame.message);
-    if (frame.type === "turn.snapshot") this.#awaitsSnapshot = false;
+    if (frame.type === "turn.snapshot") this.following.snapshot();
     const { turn, changed, verdict } = applyFrame(known ?? newTurn(frame.message), frame);
-    if (verdict === "gap") this.#watch();
+    if (verdict === "gap") this.following.watch();
     if (verdict !== "applied") return;
     if (turn.stage === "storing" && turn.problem !== known?.problem) alarm(turn.problem);
     this.#turns.set(frame.message, turn);
@@ -256,6 +251,10 @@ export class Conversation {
   }
 
   async #refused(frame) {
+    if (frame.code === "storage_unavailable") {
+      this.following.outage.refused();
+      if (!frame.client_id) return undefined; // the page asks for it again, and the banner says so
+    }
     const entry = outbox.find(this.entries, frame.client_id);
     if (!entry) {
       const edit = this.edits.find(frame.client_id);

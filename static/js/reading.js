@@ -11,7 +11,7 @@ export class Reading {
     Object.assign(this, { conversation, older, requests, urls, transcript, follower });
   }
 
-  /** Read the end again; one request serves everybody who asks meanwhile. */
+  /** Read the end again, and whether that could be; one request serves everybody who asks meanwhile. */
   again() {
     this.#again ??= this.#readEnd().finally(() => { this.#again = null; });
     return this.#again;
@@ -38,13 +38,15 @@ export class Reading {
   }
 
   async #readEnd() {
-    if (!this.conversation.isStored) return;
+    if (!this.conversation.isStored) return true;
     try {
       this.draw(await this.requests.json(this.urls.window(this.conversation.id)));
     } catch (error) {
       if (error.code === "not_found") this.conversation.gone();
-      else if (error.code !== "offline") notify(error.message);
+      else if (error.code !== "offline" && error.code !== "storage_unavailable") notify(error.message); // the banner says these
+      return false;
     }
+    return true;
   }
 
   async #readOlder() {

@@ -12,10 +12,9 @@ export class RequestError extends Error {
 const MARK = { "X-Requested-With": "fetch" };
 
 export class Requests {
-  /** `onLoggedOut` is called when the session has ended. */
-  constructor(csrfToken, onLoggedOut) {
-    this.csrfToken = csrfToken;
-    this.onLoggedOut = onLoggedOut;
+  /** onLoggedOut() is called when the session has ended, onOutage() when the server's database is away. */
+  constructor(csrfToken, { onLoggedOut, onOutage }) {
+    Object.assign(this, { csrfToken, onLoggedOut, onOutage });
   }
 
   async text(url) {
@@ -42,6 +41,7 @@ export class Requests {
     if (response.status === 401) this.onLoggedOut();
     const isJson = response.headers.get("Content-Type")?.startsWith("application/json");
     const refusal = isJson ? await response.json() : {};
+    if (refusal.code === "storage_unavailable") this.onOutage();
     throw new RequestError(refusal.code ?? "error", refusal.message ?? gettext("The server could not do that."));
   }
 }

