@@ -1,5 +1,6 @@
 /* Puts the chat page together: one socket, one conversation, and who is told of what. */
 
+import { Bringing } from "./bringing.js";
 import { Choice } from "./choice.js";
 import { confirmOn, copy } from "./clipboard.js";
 import { Composer } from "./composer.js";
@@ -101,6 +102,7 @@ const conversation = new Conversation({
     else composer.takeBack(text); // an older message, which is not on the page now
   },
 });
+const bringing = new Bringing(byId("bringing"), conversation.reading);
 
 placePopovers();
 prepareDialogs();
@@ -256,7 +258,7 @@ async function copyMessage(article, button) {
 
 /** Bring a message into view, or what stands above it, loading what lies between. */
 async function goTo(name, above = null) {
-  const article = name === null ? above : await conversation.reading.bring(name);
+  const article = name === null ? above : await bringing.bring(name);
   if (article) follower.goTo(above?.isConnected ? above : article);
 }
 
@@ -293,7 +295,7 @@ function report(error) {
 function pressed(event) {
   const name = shortcut(event);
   if (name === "escape") {
-    if (isSomethingOpen() || sidebar.closeSheet()) return;
+    if (isSomethingOpen() || sidebar.closeSheet() || bringing.cancel()) return;
     if (conversation.isRunning) conversation.stop();
     return;
   }

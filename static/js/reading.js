@@ -31,10 +31,14 @@ export class Reading {
     return this.#older;
   }
 
-  /** A message of this branch, loaded with all that lies below it; null when it is on another one. */
-  async bring(id) {
-    while (this.transcript.get(id) === null && this.older !== null) await this.loadOlder();
-    return this.transcript.get(id);
+  /** A message of this branch, loaded with all that lies below it; null when it is on another one, or the signal is to
+      stop. onPage(num): so many messages are there, and not yet this one. */
+  async bring(id, signal, onPage) {
+    while (this.transcript.get(id) === null && this.older !== null && !signal.aborted) {
+      onPage(this.transcript.num);
+      await this.loadOlder();
+    }
+    return signal.aborted ? null : this.transcript.get(id);
   }
 
   async #readEnd() {

@@ -15,6 +15,11 @@ export class Transcript {
     return this.#messages.at(-1) ?? null;
   }
 
+  /** How many messages are loaded. */
+  get num() {
+    return this.#messages.length;
+  }
+
   /** What else stands in the list (where the window begins, summaries) is no message. */
   get #messages() {
     return [...this.list.children].filter((element) => element.matches(".message"));

@@ -3,14 +3,18 @@
 from __future__ import annotations
 
 import json
+import re
+import time
+from collections.abc import Callable
 
 import pytest
-from playwright.sync_api import BrowserContext, Page, expect
+from playwright.sync_api import BrowserContext, Page, Route, expect
 
 from tests.browser.filled import LONG, fill, opened
 from tests.browser.screen import composer, questions, replies, send, wait_for_end
 from tests.browser.server import Server
 from tests.chatapp.test_views_chat import XSS
+from tests.patience import PATIENCE_S
 
 SECRET = "My parrot is called Ophelia and sleeps in the harbour office."
 _SECRET = f"""
@@ -52,6 +56,56 @@ def test_it_is_shown_at_once_and_leads_to_what_was_quoted(outgrown: Page) -> Non
     assert page.url.endswith("/"), "the address stays that of the conversation"
     page.get_by_role("button", name="Latest").click()
     expect(replies(page).last).to_be_in_viewport()
+
+
+def test_the_way_to_an_old_message_is_shown_and_can_be_given_up(
+    context: BrowserContext, server: Server, session: object
+) -> None:
+    line = "turns.context_add(questions[-1], text='> User: Question 2.', sources=[questions[2].id])"
+    page = opened(context, fill(server, 90, "short", line))  # 180 messages, 50 of them are loaded
+    held: list[Route] = []
+    page.route(re.compile(r"\?before="), lambda route: held.append(route))  # playwright marks what it is given
+    link, way = page.get_by_role("link", name="your message 3"), page.locator("#bringing")
+    expect(way).to_be_hidden()
+    page.locator(".recalled summary").click()
+
+    def let(num: int) -> None:
+        """One page more, after which so many are loaded."""
+        until(page, lambda: bool(held))
+        held.pop().continue_()
+        expect(page.locator("article[data-message]")).to_have_count(num)
+
+    for give_up in (lambda: way.get_by_role("button", name="Cancel").click(), lambda: page.keyboard.press("Escape")):
+        link.click()
+        num = page.locator("article[data-message]").count()
+        expect(way).to_contain_text(f"{num} loaded so far")
+        expect(way).to_be_in_viewport()
+        until(page, lambda: bool(held))
+        give_up()
+        expect(way).to_be_hidden()
+        expect(link).to_be_focused()
+        let(num + 50)  # was on its way; nobody asks for another one
+        page.evaluate("() => new Promise(requestAnimationFrame)")
+        assert held == []
+        expect(link).to_be_in_viewport()
+    link.click()
+    let(180)
+    source = page.locator("article[data-message]", has_text="Question 2. short")
+    expect(source).to_be_focused()
+    expect(source).to_be_in_viewport()
+    expect(way).to_be_hidden()
+    numbers = page.locator('[data-role="user"] .prose').evaluate_all(
+        "(all) => all.map((each) => each.textContent.trim())"
+    )
+    assert numbers == [f"Question {number}. short" for number in range(90)], "in order and without a hole"
+
+
+def until(page: Page, condition: Callable[[], bool]) -> None:
+    """Playwright hears of requests only while it waits for something."""
+    deadline = time.monotonic() + PATIENCE_S
+    while not condition():
+        assert time.monotonic() < deadline
+        page.wait_for_timeout(10)
 
 
 def test_nothing_in_a_quotation_is_markup(context: BrowserContext, server: Server, session: object) -> None:
