@@ -422,6 +422,7 @@ class Worker:
     def _unload(self, name: str) -> None:
         self._hub.unload(self._hub.slot(name))
         self._shelf.drop(name)  # whoever comes back finds the file as it is then
+        self._arrange()  # another one may have waited for its place, and from this one nothing more will be heard
         give_back()
         logger.info("unloaded %s: %d of %d bytes are used", name, self._hub.used_bytes, self.max_bytes)
 

@@ -188,10 +188,10 @@ class HubMachine(RuleBasedStateMachine):
         self.is_told = True
         if num_needed:
             with pytest.raises(ModelBusy) as caught:
-                self.hub.unload(slot)
+                self.worker._unload(name)
             assert caught.value.num_requests == num_needed
         else:
-            self.hub.unload(slot)
+            self.worker._unload(name)
             assert slot.engine is None
         self.is_told = False
 
@@ -328,3 +328,23 @@ def test_what_waits_for_a_model_that_may_stay_is_handed_to_it() -> None:
     machine.books_agree()
     machine.teardown()
     assert machine.ends["r2"] == machine.ends["r3"] == FinishReason.LENGTH
+
+
+def test_a_place_that_is_given_back_goes_to_who_waits_for_it() -> None:
+    """The model that was to leave has not told yet that its last request was taken back, and never will."""
+    state = HubMachine()
+    try:
+        state.build(sizes=(1, 1, 1), has_one_size=False, more=0)
+        state.ask(fields={}, max_tokens=1, name="a", prompt="a")
+        state.read_whole()
+        state.load(name="b")
+        (request_id,) = state.asked
+        state.taken_back.add(request_id)
+        state.worker.cancel(request_id)
+        state.pump()
+        assert not state.loader.job
+        state.unload(name="a")
+        assert state.loader.job
+        assert state.loader.job[0].name == "b"
+    finally:
+        state.teardown()
