@@ -118,12 +118,15 @@ def attend_chunk(
         return
     _convert(first_group, end_group, dim, scratch)
     for first in range(0, num_rows, TILE_ROWS):
+        # What no row of the tile sees would weigh zero, and change no bit.
+        end = max(low, min(high, position + (min(first + TILE_ROWS, num_rows) - 1) // group + 1 - start))
+        end_group = max(first_group, -(-end // KEY_GROUP))
         for g in range(first_group // TILE_WIDTH * TILE_WIDTH, end_group, TILE_WIDTH):
             tiles.scores(queries + 8 * first, scratch + KEYS_AT + 8 * g, dim, scratch + SCORES_AT + LANE_BYTES * g)
         for row in range(TILE_ROWS):
             newest = position + min(first + row, num_rows - 1) // group - start
             _weigh(row, newest, window, first_group, end_group, scratch, parts + (first + row) * size, dim)
-        _tile_values(low, high, dim, scratch, parts + first * size)
+        _tile_values(low, end, dim, scratch, parts + first * size)
 
 
 @kernel

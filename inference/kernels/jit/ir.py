@@ -70,9 +70,12 @@ class Emitter:
         one = self.b.insert_element(undefined, scalar, ir.Constant(I32, 0))
         return self.b.shuffle_vector(one, undefined, ir.Constant(self.vector(I32, kind.count), [0] * kind.count))
 
-    def prefetch(self, base: Value, offset: Value | int, num_bytes: int) -> None:
-        """Asks for memory that will be read soon; it need not exist."""
-        arguments = [ir.Constant(I32, value) for value in (0, 3, 1)]  # to read; into the nearest cache; data
+    def prefetch(self, base: Value, offset: Value | int, num_bytes: int, *, is_near: bool = False) -> None:
+        """Asks for memory that will be read soon, into the first cache if is_near, else the second; it need not exist.
+
+        The first one waits for few lines at a time, which is too slow for several streams.
+        """
+        arguments = [ir.Constant(I32, value) for value in (0, 3 if is_near else 2, 1)]  # to read; which cache; data
         for line in range(0, num_bytes, 64):
             self.call("llvm.prefetch.p0", VOID, self.at(self.at(base, offset), line), *arguments)
 

@@ -37,7 +37,7 @@ class FloatTile:
         def step(index: Value, *state: Value) -> list[Value]:
             addresses, sums = state[: len(panels)], list(state[len(panels) :])
             for address in addresses if ahead is not None else ():
-                e.prefetch(address, ahead, K_STEP * k_bytes(self.form))
+                e.prefetch(address, ahead, K_STEP * k_bytes(self.form), is_near=self.num_tokens == 1)
             both = [self._weights(addresses[p], v) for p, v in self.vectors]
             for k in range(K_STEP):
                 for t in range(self.num_tokens):

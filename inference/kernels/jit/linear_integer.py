@@ -49,7 +49,7 @@ class IntegerTile:
 
         def step(_: Value, data: Value, *state: Value) -> list[Value]:
             for address in state[: len(panels)] if ahead is not None else ():
-                e.prefetch(address, ahead, per_step * group_size)
+                e.prefetch(address, ahead, per_step * group_size, is_near=self.num_tokens == 1)
             sums = list(state[len(panels) :])
             addresses = [data, *state[: len(panels)]]
             for part in range(per_step):

@@ -25,9 +25,9 @@ from inference.kernels.jit.storage import HalfStorage
 from inference.kernels.jit.team import Team
 from inference.types import F32, ForwardBatch
 
-JOB_HEADS = 48  # rows of attention that share a converted chunk, about
+JOB_HEADS = 96  # rows of attention that share a converted chunk, about
 MAX_PART_BYTES = 64 << 20  # of parts that wait to be folded together
-SMALL_STEP, LARGE_STEP = BLOCK, 4 * BLOCK  # rows of a task; whole blocks of quantised rows
+SMALL_STEP, LARGE_STEP = BLOCK, 4 * BLOCK  # rows of a task, or fewer, so that few rows are work for every thread
 MANY_TOKENS = 64
 
 
@@ -135,7 +135,7 @@ class PassRunner:
             "num_jobs": len(jobs),
             "num_tasks": num_tasks,
             "is_split": is_split,
-            "row_step": SMALL_STEP if T <= MANY_TOKENS else LARGE_STEP,
+            "row_step": max(1, min(SMALL_STEP, T // self._num_threads)) if T <= MANY_TOKENS else LARGE_STEP,
             "tokens": self._copy("tokens", batch.token_ids, np.int32),
             "positions": self._copy("positions", batch.positions, np.int32),
             "slots": self._copy("slots", batch.slot_mapping, np.int64),
