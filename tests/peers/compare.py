@@ -6,7 +6,8 @@ the medians, the ratios to the best peer (above 1: ours is better) and which tar
 {"ratios": {"prefill_512", "prefill_2048", "decode_64", "decode_512", "decode_2048", "parallel_4", "warm_ttft_2048"},
  "kl": .., "kl_llamacpp": .., "bandwidth_share": .., ...}
 
-kl               mean divergence of our next-token distribution from the float32 reference on the same file
+kl               mean divergence of our next-token distribution from the float32 reference on the same file;
+                 kl_llamacpp, kl_openvino and kl_openvino_exact likewise, on the form of the file that they read
 bandwidth_share  what decoding one conversation reads of what memory gives, at the context where that is least
 
 The peers' environments are made under var/peers, which needs a package index once, or taken from the folder that the
@@ -101,11 +102,15 @@ def bandwidth_share(runs: list[dict[str, Any]]) -> float:
     return min(statistics.median(run["shares"][size]["decode_bandwidth"] for run in runs) for size in runs[0]["shares"])
 
 
-def print_table(ours: Figures, peers: Mapping[str, Figures]) -> None:
-    print(f"\n{'tok/s, or ms to a first token':28} {OURS:>12}", *(f"{title:>16}" for title in peers), f"{'ratio':>8}")
+def print_table(ours: Figures, peers: Mapping[str, Figures], aside: Mapping[str, Figures]) -> None:
+    """Ratios to the best of the peers, then to each of those that are shown aside."""
+    columns = [*(f"{title:>16}" for title in peers), f"{'ratio':>8}", *(f"{title:>19} {'ratio':>8}" for title in aside)]
+    print(f"\n{'tok/s, or ms to a first token':28} {OURS:>12}", *columns)
     for name in ours:
-        values = (f"{peer[name]:16.1f}" for peer in peers.values())
-        print(f"{name:28} {ours[name]:12.1f}", *values, f"{ratio(name, ours, peers):8.2f}")
+        values = [f"{peer[name]:16.1f}" for peer in peers.values()]
+        values.append(f"{ratio(name, ours, peers):8.2f}")
+        values += [f"{other[name]:19.1f} {ratio(name, ours, {title: other}):8.2f}" for title, other in aside.items()]
+        print(f"{name:28} {ours[name]:12.1f}", *values)
 
 
 def main() -> None:
@@ -124,23 +129,34 @@ def main() -> None:
         prompts = workload(Path(temporary))
         commands: dict[str, list[str | Path]] = {OURS: [*bench, "--suite", "roofline", "--model", model, *common]}
         for peer, (python, path) in peers.items():
-            commands[peer.title] = [python, HERE / peer.script, "--model", path, "--workload", prompts, *common]
+            options = [*common, *peer.options]
+            commands[peer.title] = [python, HERE / peer.script, "--model", path, "--workload", prompts, *options]
         runs = run_rounds(commands, args.rounds)
     print("fidelity and start ...", flush=True)
-    llamacpp = next((python for peer, (python, _) in peers.items() if peer.name == "llamacpp"), None)
     config = EngineConfig(num_threads=args.threads, kernels=args.kernels, pool_tokens=1024)
-    quality = measure_fidelity(model, config, llamacpp)
+    kl, others = measure_fidelity(model, config, peers)
+    quality = {"kl": kl} | {f"kl_{peer.key}": value for peer, value in others.items()}
     quality["bandwidth_share"] = bandwidth_share(runs[OURS])
     start = last_line([*bench, "--suite", "start", "--model", model, *common])
     quality |= {name: start[name] for name in START_S}
     middle = {title: medians([named(run) for run in found]) for title, found in runs.items()}
-    ours = middle.pop(OURS)
-    ratios = {name: ratio(name, ours, middle) for name in RATIOS}
+    ours = middle[OURS]
+    best, aside = (
+        {peer.title: middle[peer.title] for peer in peers if peer.is_aside == is_aside} for is_aside in (False, True)
+    )
+    ratios = {name: ratio(name, ours, best) for name in RATIOS}
     print(f"\nkernels: {runs[OURS][0]['kernel_tier']}, {args.threads} threads, medians of {args.rounds} rounds")
-    print_table(ours, middle)
+    print_table(ours, best, aside)
+    print(
+        "KL to float32:",
+        ", ".join(
+            f"{name} {value:.2g}"
+            for name, value in {OURS: kl, **{peer.title: value for peer, value in others.items()}}.items()
+        ),
+    )
     print(f"\n{'ratio to the best peer':28} {'measured':>10}   target")
     print(*verdicts(ratios, quality), sep="\n")
-    tier = {"kernel_tier": runs[OURS][0]["kernel_tier"], "medians": {OURS: ours, **middle}}
+    tier = {"kernel_tier": runs[OURS][0]["kernel_tier"], "medians": middle}
     print(json.dumps({"ratios": ratios, **quality, "rounds": args.rounds, **tier}))
 
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import subprocess
 import venv
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 HERE = Path(__file__).resolve().parent
@@ -12,19 +12,28 @@ HERE = Path(__file__).resolve().parent
 
 @dataclass(frozen=True, slots=True)
 class Peer:
-    """script: run by the environment's interpreter. needs_q8_0: it reads the model in that form only."""
+    """script: run by the environment's interpreter, with the options. needs_q8_0: it reads the model in that form only.
+
+    is_aside: a way to run that nobody gets by default; shown beside the others, and no ratio is to it.
+    """
 
     name: str
     title: str
     requirement: str
     script: str
     needs_q8_0: bool = False
+    options: tuple[str, ...] = ()
+    is_aside: bool = False
+
+    @property
+    def key(self) -> str:
+        """Its name among figures."""
+        return f"{self.name}_exact" if self.is_aside else self.name
 
 
-PEERS = (
-    Peer("llamacpp", "llama.cpp", "xllamacpp==2026.10.11549", "llamacpp.py"),
-    Peer("openvino", "OpenVINO GenAI", "openvino-genai==2026.4.1.0", "openvino_genai_peer.py", needs_q8_0=True),
-)
+OPENVINO = Peer("openvino", "OpenVINO GenAI", "openvino-genai==2026.4.1.0", "openvino_genai_peer.py", needs_q8_0=True)
+EXACT_OPENVINO = replace(OPENVINO, title="OpenVINO, float32", options=("--exact",), is_aside=True)
+PEERS = (Peer("llamacpp", "llama.cpp", "xllamacpp==2026.10.11549", "llamacpp.py"), OPENVINO, EXACT_OPENVINO)
 
 
 def find_python(peer: Peer, folder: Path) -> Path | None:

@@ -9,6 +9,7 @@ from __future__ import annotations
 import json
 import subprocess
 import tempfile
+from collections.abc import Mapping
 from pathlib import Path
 
 import numpy as np
@@ -18,7 +19,7 @@ from inference.config import EngineConfig
 from inference.engine.llm_engine import LLMEngine
 from inference.engine.model_loader import load_engine
 from inference.types import F32, ChatMessage, ForwardBatch
-from tests.peers.environments import HERE
+from tests.peers.environments import HERE, Peer
 
 F64 = NDArray[np.float64]
 
@@ -74,23 +75,31 @@ def chat_ids(engine: LLMEngine) -> NDArray[np.int32]:
     return engine.chat_template.build(CHAT).ids
 
 
-def llamacpp_logprobs(python: Path, model: Path, num_threads: int, engine: LLMEngine) -> F64:
-    """(T, V) as llama.cpp's server gives them out, normalised anew: its sums are float32."""
+def peer_logprobs(peer: Peer, python: Path, model: Path, num_threads: int, engine: LLMEngine) -> F64:
+    """(T, V) as a peer gives them out, normalised anew: its sums are float32."""
     token_ids, vocab_size = chat_ids(engine), engine.info.vocab_size
     with tempfile.TemporaryDirectory() as folder:
         workload, logprobs = Path(folder, "workload.json"), Path(folder, "logprobs")
         workload.write_text(json.dumps({"token_ids": token_ids.tolist(), "vocab_size": vocab_size}))
-        command = [python, HERE / "llamacpp.py", "--model", model, "--threads", str(num_threads)]
+        command = [python, HERE / peer.script, "--model", model, "--threads", str(num_threads), *peer.options]
         command += ["--workload", workload, "--logprobs", logprobs]
-        subprocess.run(command, check=True, stderr=subprocess.DEVNULL)
+        subprocess.run(command, check=True, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
         return log_softmax(np.fromfile(logprobs, np.float32).reshape(len(token_ids), vocab_size))
 
 
-def measure_fidelity(model: Path, config: EngineConfig, llamacpp: Path | None) -> dict[str, float]:
-    """{"kl": ours with this configuration, "kl_llamacpp": theirs, if there is an interpreter for it}"""
-    engine = load_engine(model, EngineConfig(num_threads=config.num_threads, kernels="numpy", pool_tokens=1024))
-    reference = our_logprobs(engine)
-    figures = {"kl": mean_kl(reference, our_logprobs(load_engine(model, config)))}
-    if llamacpp is not None:
-        figures["kl_llamacpp"] = mean_kl(reference, llamacpp_logprobs(llamacpp, model, config.num_threads, engine))
-    return figures
+def measure_fidelity(
+    model: Path, config: EngineConfig, peers: Mapping[Peer, tuple[Path, Path]]
+) -> tuple[float, dict[Peer, float]]:
+    """(our KL with this configuration, that of each peer), each to float32 on the file that it reads.
+
+    peers: interpreter and file of each.
+    """
+    ours = our_logprobs(load_engine(model, config))
+    exact = EngineConfig(num_threads=config.num_threads, kernels="numpy", pool_tokens=1024)
+    references = {path: load_engine(path, exact) for path in {model, *(path for _, path in peers.values())}}
+    logprobs = {path: our_logprobs(engine) for path, engine in references.items()}
+    found = {
+        peer: mean_kl(logprobs[path], peer_logprobs(peer, python, path, config.num_threads, references[path]))
+        for peer, (python, path) in peers.items()
+    }
+    return mean_kl(logprobs[model], ours), found
