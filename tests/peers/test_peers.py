@@ -68,6 +68,11 @@ def test_conversion_keeps_metadata_and_values(tmp_path: Path):
     assert not list(tmp_path.glob("*.unfinished"))
 
 
+def test_no_two_ways_to_run_a_peer_share_a_name():
+    assert len({peer.key for peer in PEERS}) == len({peer.title for peer in PEERS}) == len(PEERS)
+    assert not PEERS[0].is_aside
+
+
 def test_foreign_environments_are_found_by_name(tmp_path: Path):
     assert find_python(PEERS[0], tmp_path) is None
     python = tmp_path / "peer-llamacpp" / "bin" / "python"
