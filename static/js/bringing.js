@@ -1,7 +1,7 @@
 /* The way to a message far above: page after page is loaded until it is there. A person sees how far that has come, and
    can give it up; nothing is left out in between, so the transcript has no holes. */
 
-import { announce } from "./floating.js";
+import { announce, notify } from "./floating.js";
 import { number } from "./format.js";
 import { fill, gettext } from "./i18n.js";
 
@@ -14,14 +14,16 @@ export class Bringing {
     box.querySelector("button").addEventListener("click", () => this.cancel());
   }
 
-  /** The message, loaded; null when it is on another branch, or given up. Another one takes its place. */
+  /** The message, loaded; null when it is on another branch, which is said, or given up. Another one takes its place. */
   async bring(id) {
     this.#end();
     const way = new AbortController();
     this.#way = way;
     this.#from = document.activeElement;
     try {
-      return await this.reading.bring(id, way.signal, (num) => this.#show(num));
+      const message = await this.reading.bring(id, way.signal, (num) => this.#show(num));
+      if (message === null && !way.signal.aborted) notify(gettext("That message is in another version of this conversation."));
+      return message;
     } finally {
       if (this.#way === way) this.#end();
     }

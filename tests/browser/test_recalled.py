@@ -100,6 +100,22 @@ def test_the_way_to_an_old_message_is_shown_and_can_be_given_up(
     assert numbers == [f"Question {number}. short" for number in range(90)], "in order and without a hole"
 
 
+def test_a_message_on_another_branch_is_said_to_be_there(
+    context: BrowserContext, server: Server, session: object
+) -> None:
+    sibling = """
+from chatapp.models import Message
+place = questions[2].position
+other = Message.objects.create(conversation=conversation, parent=replies[1], role="user", text="Else.", position=place)
+turns.context_add(questions[-1], text="> User: Else.", sources=[other.id])
+"""
+    page = opened(context, fill(server, 60, "short", sibling))
+    page.locator(".recalled summary").click()
+    page.locator(".recalled a").click()
+    expect(page.locator("#notice")).to_have_text("That message is in another version of this conversation.")
+    expect(page.locator("#bringing")).to_be_hidden()
+
+
 def until(page: Page, condition: Callable[[], bool]) -> None:
     """Playwright hears of requests only while it waits for something."""
     deadline = time.monotonic() + PATIENCE_S
