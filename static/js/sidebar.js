@@ -10,6 +10,8 @@ const NARROW = "(max-width: 52rem)";
 export class Sidebar {
   refreshTimer;
   #query = "";
+  #asked = 0; // how often the list was asked for
+  #onTheWay = 0; // answers to that
   #isArchive = false; // shown instead of the list
   #searchTimer;
 
@@ -103,11 +105,22 @@ export class Sidebar {
 
   /** Read the list again from the server. */
   async refresh() {
-    const [query, isArchive] = [this.#query, this.#isArchive];
-    const html = await this.requests.text(this.#address(query, ""));
-    if (query !== this.#query || isArchive !== this.#isArchive) return; // something else is wanted in the meantime
+    const number = ++this.#asked;
+    this.#onTheWay += 1;
+    let html;
+    try {
+      html = await this.requests.text(this.#address(this.#query, ""));
+    } finally {
+      this.#onTheWay -= 1;
+    }
+    if (number !== this.#asked) return; // asked again meanwhile, and the newer answer may have come first
     this.list.innerHTML = html; // drawn by the server, titles escaped
     this.setCurrent(this.current);
+  }
+
+  /** A row has changed here: a list that is on its way may not know of it. */
+  #changed() {
+    if (this.#onTheWay) this.refresh();
   }
 
   /** The same, once for several reasons to do so. */
@@ -125,13 +138,19 @@ export class Sidebar {
     if ("pinned" in row.dataset) section.querySelector("ul").prepend(row);
     else today.prepend(row);
     if (!section.querySelector("li")) section.remove();
-    return undefined;
+    return this.#changed();
   }
 
   async #more(more) {
-    more.querySelector("button").disabled = true;
+    const button = more.querySelector("button");
     const template = document.createElement("template");
-    template.innerHTML = await this.requests.text(this.#address(this.#query, more.dataset.next));
+    button.disabled = true;
+    try {
+      template.innerHTML = await this.requests.text(this.#address(this.#query, more.dataset.next));
+    } finally {
+      button.disabled = false;
+    }
+    if (!more.isConnected) return; // the list has been read again meanwhile
     for (const section of template.content.querySelectorAll("section")) {
       const known = this.list.querySelector(`section[data-group="${section.dataset.group}"] ul`);
       if (known) known.append(...section.querySelectorAll("li"));
@@ -161,6 +180,7 @@ export class Sidebar {
 
   setRunning(id, isRunning) {
     this.row(id)?.classList.toggle("is-running", isRunning);
+    this.#changed();
   }
 
   setTitle(id, title) {
@@ -169,6 +189,7 @@ export class Sidebar {
     row.querySelector(".title").textContent = title;
     row.querySelector("a").title = title;
     row.querySelector("button").setAttribute("aria-label", fill(gettext("More about “%(title)s”"), { title }));
+    this.#changed();
   }
 
   remove(id) {
@@ -176,6 +197,7 @@ export class Sidebar {
     const section = row?.closest("section");
     row?.remove();
     if (section && !section.querySelector("li")) section.remove();
+    this.#changed();
   }
 
   // --- what can be done with a row

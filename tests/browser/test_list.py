@@ -4,9 +4,17 @@ from __future__ import annotations
 
 import re
 
-from playwright.sync_api import BrowserContext, Page, expect
+from playwright.sync_api import APIResponse, BrowserContext, Page, Route, expect
 
+from tests.browser.filled import fill, opened
 from tests.browser.screen import ask, conversation_id, rows
+from tests.browser.server import Server
+
+_MANY = """
+Conversation.objects.bulk_create(
+    [Conversation(owner=user, title=f"Ship {number}", updated_at=conversation.updated_at) for number in range(120)]
+)
+"""
 
 
 def _menu(page: Page, title: str, item: str) -> None:
@@ -81,6 +89,62 @@ def test_a_hit_in_a_message_shows_its_line_with_the_words_marked(page: Page) -> 
     assert mark["height"] < 30, "one line"
     field.fill("")
     expect(page.locator(".snippet")).to_have_count(0)
+
+
+def test_an_answer_that_comes_late_does_not_undo_a_newer_one(page: Page) -> None:
+    _new(page, "Say a colour.")
+    row = rows(page).filter(has_text="Say a colour.")
+    _menu(page, "Say a colour.", "Archive")
+    expect(row).to_have_count(0)
+    late = _held(page, r"archived=$")
+    toggle = page.get_by_role("button", name="Archived", exact=True)
+    toggle.click()
+    expect(row).to_have_count(1)
+    toggle.click()  # the list without the conversation is on its way for long
+    ask(page, "And another one?")
+    expect(row).to_have_count(1)
+    _deliver(page, late)
+    expect(row).to_have_count(1)
+
+
+def test_more_of_a_list_does_not_come_into_another_one(
+    context: BrowserContext, server: Server, session: object
+) -> None:
+    page = opened(context, fill(server, 1, "Say an okapi.", _MANY))
+    late = _held(page, r"cursor=[^&]")
+    page.get_by_role("button", name="More", exact=True).click()
+    page.get_by_role("searchbox").fill("okapi")
+    expect(rows(page)).to_have_count(1)
+    _deliver(page, late)
+    expect(rows(page)).to_have_count(1)
+
+
+def test_more_can_be_asked_for_again_when_it_did_not_come(
+    context: BrowserContext, server: Server, session: object, problems: list[str]
+) -> None:
+    page = opened(context, fill(server, 1, "Say a boat.", _MANY))
+    page.route(re.compile("cursor=[^&]"), lambda route: route.abort(), times=1)
+    more, before = page.get_by_role("button", name="More", exact=True), rows(page).count()
+    more.click()
+    expect(more).to_be_enabled()
+    more.click()
+    expect(rows(page)).to_have_count(before + 50)
+    problems.clear()
+
+
+def _held(page: Page, address: str) -> list[tuple[Route, APIResponse]]:
+    """The next answer from such an address, once it has been given; the page does not get it yet."""
+    late: list[tuple[Route, APIResponse]] = []
+    page.route(re.compile(address), lambda route: late.append((route, route.fetch())), times=1)
+    return late
+
+
+def _deliver(page: Page, late: list[tuple[Route, APIResponse]]) -> None:
+    """Let the page have it."""
+    ((route, response),) = late
+    with page.expect_response(response.url):
+        route.fulfill(response=response)
+    page.evaluate("() => new Promise((done) => requestAnimationFrame(() => requestAnimationFrame(done)))")
 
 
 def test_a_pinned_conversation_stays_at_the_top(page: Page) -> None:

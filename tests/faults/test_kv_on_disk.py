@@ -189,14 +189,14 @@ async def test_killed_while_it_saves_it_goes_on_with_what_is_whole(
         while len(list(product.kv.glob("*/*.kv"))) < 2:  # the system prompt, and a part of the rest
             await asyncio.sleep(0.001)
     product.server.kill()
-    num_saved = len(list(product.kv.glob("*/*.kv")))
+    num_saved, unfinished = len(list(product.kv.glob("*/*.kv"))), set(product.kv.glob("*/*.tmp"))
     product.make_greedy(first)
     cold = without_disk()
 
     product.start()
     after, reply = await product.ask(first)
     assert after.stats["reused_disk"] > 0
-    assert not list(product.kv.glob("*/*.tmp"))
+    assert not unfinished & set(product.kv.glob("*/*.tmp"))  # others are being written
     assert "cannot be used" not in product.server.log()
     assert "Traceback" not in product.server.log()
     product.stop()
