@@ -30,7 +30,11 @@ from tests.inference.row_invariance import BLOCK_SIZE, FIXTURES, logits_in_compa
 PAGE = mmap.PAGESIZE
 NO_ACCESS = 0  # PROT_NONE of mprotect(2)
 # How fields of a pass are aligned, if not like float32: products with integers read and write whole lines.
-ALIGNMENTS = dict.fromkeys(("quantised", "tiles", "pair_quantised", "pair_tiles"), 64) | {"slots": 8, "jobs": 8}
+ALIGNMENTS = dict.fromkeys(("quantised", "tiles", "pair_quantised", "pair_tiles"), 64) | {
+    "slots": 8,
+    "jobs": 8,
+    "tail_jobs": 8,
+}
 SHAPES = (
     small_config(heads=6, kv_heads=1, head_dim=10, hidden=18, intermediate=14),
     small_config(heads=6, kv_heads=2, head_dim=40, intermediate=50),

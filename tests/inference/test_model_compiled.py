@@ -22,6 +22,7 @@ from inference.formats.model_file import open_model_file
 from inference.inspection import inspect_model
 from inference.kernels.jit.compile_ahead import CompilingFailed, compile_ahead
 from inference.kernels.jit.cpu import available_tiers
+from inference.kernels.jit.storage import HalfStorage
 from inference.model.compiled import CompiledDecoder
 from inference.model.registry import choose_kernels, estimate_kv_bytes, estimate_weight_bytes, load_model
 from tests.conftest import ROOT
@@ -151,6 +152,33 @@ def test_only_the_wanted_rows_come_back_in_the_order_asked_for_and_belong_to_the
     np.testing.assert_array_equal(some, everything[[49, 3, 3, 20]])
     np.testing.assert_array_equal(everything, kept)
     assert model.forward(make_batch([(tokens, 0, table)], BLOCK_SIZE, []), kv).shape == (0, 96)
+
+
+@pytest.mark.parametrize("name", ["llama", "qwen3_moe", "gemma3_text", "a head of ten"])
+@pytest.mark.parametrize("num_threads", [1, 2])
+def test_what_is_not_wanted_leaves_the_last_layer_early_and_changes_no_bit(name: str, num_threads: int) -> None:
+    """Sequences of 300, 5, 1 and 20 tokens, the second one after 280 others; any of their rows are wanted."""
+    model, rng = load(name, num_threads), np.random.default_rng(4)
+    vocab = model.config.vocab_size
+    tables = np.split(rng.permutation(4 * 20), 4)
+    before = make_batch([(rng.integers(vocab, size=280), 0, tables[1])], 16)
+    lengths, firsts = (300, 5, 1, 20), (0, 280, 0, 0)
+    parts = [(rng.integers(vocab, size=n), at, table) for n, at, table in zip(lengths, firsts, tables, strict=True)]
+
+    def run(wanted: list[int] | None) -> tuple[np.ndarray, bytes, bytes]:
+        kv = model.new_kv(4 * 20, 16)
+        assert isinstance(kv, HalfStorage)
+        model.forward(before, kv)
+        logits = model.forward(make_batch(parts, 16, wanted), kv)
+        return logits, kv.k.tobytes(), kv.v.tobytes()
+
+    whole, keys, values = run(None)
+    some = np.flatnonzero(rng.random(len(whole)) < 0.3).tolist()
+    choices = ([], [325], [0], [299, 304, 305, 325], [301, 302, 303, 304, 306], list(range(325)), some, [304, 2, 2])
+    for wanted in choices:
+        logits, *kv = run(wanted)
+        assert np.array_equal(logits, whole[wanted]), wanted
+        assert kv == [keys, values], wanted
 
 
 @pytest.mark.parametrize("sizes", [[300], [7, 1, 90], [1]], ids=str)

@@ -85,6 +85,12 @@ def scale_queries(x: int, factor: float, n: int) -> None:
 
 
 @kernel
+def copy(x: int, n: int, out: int) -> None:
+    for at in range(0, n, NUM_LANES):
+        store_first(out + 4 * at, load_first(x + 4 * at, n - at), n - at)
+
+
+@kernel
 def clear(x: int, n: int) -> None:
     zero = splat(ZERO)
     for at in range(0, n, NUM_LANES):

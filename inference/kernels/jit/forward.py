@@ -15,25 +15,42 @@ from inference.kernels.jit.attention import attend_chunk
 from inference.kernels.jit.kernel_cache import compiled_function, entry, kernel
 from inference.kernels.jit.products import product
 from inference.kernels.jit.records import LAYER, PASS, Record
-from inference.kernels.jit.stages import activate_rows, add_rows, embed_rows, norm_rows, norm_wanted, place_heads
+from inference.kernels.jit.stages import (
+    activate_rows,
+    add_rows,
+    embed_rows,
+    gather_wanted,
+    norm_rows,
+    norm_wanted,
+    place_heads,
+)
 from inference.kernels.jit.team import STOP, enter, leave, next_pass
 from inference.kernels.jit.vectors import as_pointer, call_code
 
 _codes: list[Any] = []  # keeps compiled code alive
-STAGES_PER_LAYER, OTHER_STAGES = 15, 5
+STAGES_PER_LAYER, OTHER_STAGES = 15, 6
 
 
 @kernel
 def run_pass(passes: Record, half: int, layers: Record, counters: int, thread: int) -> None:
-    """The pass passes[half]: K and V of its tokens into the pool, the wanted logits out. counters: of its stages."""
-    p = passes[half]
+    """The pass passes[2 * half]: K and V of its tokens into the pool, the wanted logits out. counters: of its stages.
+
+    What follows in the last layer once K and V are there concerns the wanted rows only: passes[2 * half + 1] is a pass
+    of these.
+    """
+    p = passes[2 * half]
     stage = embed_rows(p, counters, 0)
     stage = norm_rows(p, layers[0].norm, counters, stage)
     for layer in range(p.num_layers):
         w = layers[layer]
-        num_tokens = p.num_tokens
-        stage = product(p, w.qkv, w.num_qkv, num_tokens, p.qkv, p.qkv_bytes, thread, counters, stage)
+        stage = product(p, w.qkv, w.num_qkv, p.num_tokens, p.qkv, p.qkv_bytes, thread, counters, stage)
         stage = place_heads(p, w, layer, counters, stage)
+        if p.has_tail and layer == p.num_layers - 1:
+            stage = gather_wanted(p, counters, stage)
+            p = passes[2 * half + 1]
+            if p.num_tokens == 0:
+                return
+        num_tokens = p.num_tokens
         stage = attend(p, w, layer, thread, counters, stage)
         stage = product(p, w.output, w.num_output, num_tokens, p.wide, p.wide_bytes, thread, counters, stage)
         stage = add_rows(p, w.output_bias, w.post_norm, w.ff_norm, counters, stage)
@@ -53,7 +70,7 @@ def run_pass(passes: Record, half: int, layers: Record, counters: int, thread: i
 
 def _pass_at(passes: int, half: int, layers: int, counters: int, thread: int) -> None:
     """run_pass() for the tables at two addresses."""
-    run_pass(carray(as_pointer(passes), 2, PASS), half, carray(as_pointer(layers), MAX_LAYERS, LAYER), counters, thread)
+    run_pass(carray(as_pointer(passes), 4, PASS), half, carray(as_pointer(layers), MAX_LAYERS, LAYER), counters, thread)
 
 
 def compile_parts() -> Iterator[float]:

@@ -25,7 +25,8 @@ EXPERT_FIELDS = (  # of those of a pass; segments: of the first layer
     *("pair_input", "pair_quantised", "pair_tiles", "pair_wide"),
 )
 PASS_FIELDS = (
-    *("num_tokens", "num_wanted", "num_jobs", "num_tasks", "is_split", "row_step"),
+    # has_tail: only the wanted rows go through the rest of the last layer, as the table's next record says
+    *("num_tokens", "num_wanted", "has_tail", "num_jobs", "num_tasks", "is_split", "row_step"),
     *("tokens", "positions", "slots", "wanted", "jobs"),  # int32, int32, int64, int32, JOB_FIELDS
     *("keys", "values", "num_slots", "block_size"),
     *("x", "x_bytes", "input", "input_bytes", "quantised", "tiles", "qkv", "qkv_bytes", "wide", "wide_bytes"),

@@ -6,6 +6,7 @@ Everything that a pass reads and writes is allocated here, at the first batch of
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from itertools import accumulate
 from typing import Any
 
 import numpy as np
@@ -77,7 +78,7 @@ class PassRunner:
         self._layers = layers
         self._constants = constants
         self._num_threads = num_threads
-        self._passes: NDArray[Any] = np.zeros(2, PASS)
+        self._passes: NDArray[Any] = np.zeros((2, 2), PASS)  # of each half the pass and its tail
         for name, value in constants.items():
             self._passes[name] = value
         self._passes["num_threads"] = num_threads
@@ -112,9 +113,9 @@ class PassRunner:
         fields = self._fields(batch, kv)
         fields["logits"] = int(logits.ctypes.data)
         fields["segments"] = int(self._segments[half].ctypes.data)
-        record = self._passes[half]
-        for name in PASS_FIELDS:
-            record[name] = fields[name]
+        _fill(self._passes[half, 0], fields)
+        if fields["has_tail"]:
+            _fill(self._passes[half, 1], fields | self._tail_fields(batch))
         self._counters[half] = 0
         self._team.start()
         code, passes, table = self._tables
@@ -127,20 +128,19 @@ class PassRunner:
 
     def _fields(self, batch: ForwardBatch, kv: HalfStorage) -> dict[str, int]:
         T, R = len(batch.token_ids), len(batch.logits_rows)
-        jobs, num_tasks, is_split = self._jobs(batch)
         rows = max(T, R)
-        fields = {
-            "num_tokens": T,
+        starts, ends = batch.query_start.tolist(), batch.context_lens.tolist()
+        spans = [
+            (start, end - start, context - (end - start), index)
+            for index, (start, end, context) in enumerate(zip(starts, starts[1:], ends, strict=False))
+        ]
+        fields = self._row_fields("", T, spans, batch) | {
             "num_wanted": R,
-            "num_jobs": len(jobs),
-            "num_tasks": num_tasks,
-            "is_split": is_split,
-            "row_step": max(1, min(SMALL_STEP, T // self._num_threads)) if T <= MANY_TOKENS else LARGE_STEP,
+            "has_tail": int(R < T and bool((batch.logits_rows[1:] > batch.logits_rows[:-1]).all())),
             "tokens": self._copy("tokens", batch.token_ids, np.int32),
             "positions": self._copy("positions", batch.positions, np.int32),
             "slots": self._copy("slots", batch.slot_mapping, np.int64),
             "wanted": self._copy("wanted", batch.logits_rows, np.int32),
-            "jobs": self._copy("jobs", jobs, JOB),
             "keys": kv.key_address,
             "values": kv.value_address,
             "num_slots": kv.num_blocks * kv.block_size,
@@ -186,29 +186,61 @@ class PassRunner:
             "pair_wide": self._take("pair_wide", rows * self._wide_bytes),
         }
 
-    def _jobs(self, batch: ForwardBatch) -> tuple[NDArray[Any], int, int]:
+    def _tail_fields(self, batch: ForwardBatch) -> dict[str, int]:
+        """What is otherwise in a pass of the wanted rows alone, which have come to the front."""
+        rows = batch.logits_rows.tolist()
+        spans: list[tuple[int, int, int, int]] = []
+        for place, row in enumerate(rows):
+            sequence = int(np.searchsorted(batch.query_start, row, side="right")) - 1
+            if place and row == rows[place - 1] + 1 and spans[-1][3] == sequence:
+                first, count, position, _ = spans.pop()
+                spans.append((first, count + 1, position, sequence))
+            else:
+                spans.append((place, 1, int(batch.positions[row]), sequence))
+        fields = self._row_fields("tail_", len(rows), spans, batch)
+        return fields | {"has_tail": 0, "wanted": self._copy("tail_wanted", np.arange(len(rows)), np.int32)}
+
+    def _row_fields(
+        self, prefix: str, num_rows: int, spans: Sequence[tuple[int, int, int, int]], batch: ForwardBatch
+    ) -> dict[str, int]:
+        """How so many rows are shared out. spans: (first row, rows, position of the first one, sequence) of rows that
+        follow each other; prefix: of what is allocated for it."""
+        jobs, num_tasks, is_split = self._jobs(prefix, spans, batch)
+        return {
+            "num_tokens": num_rows,
+            "num_jobs": len(jobs),
+            "num_tasks": num_tasks,
+            "is_split": is_split,
+            "row_step": max(1, min(SMALL_STEP, num_rows // self._num_threads))
+            if num_rows <= MANY_TOKENS
+            else LARGE_STEP,
+            "jobs": self._copy(f"{prefix}jobs", jobs, JOB),
+        }
+
+    def _jobs(
+        self, prefix: str, spans: Sequence[tuple[int, int, int, int]], batch: ForwardBatch
+    ) -> tuple[NDArray[Any], int, int]:
         """The pieces of sequences that attention takes at a time; how many tasks they are by chunk, and whether they
         are taken so."""
-        tables = self._copy("tables", np.concatenate(batch.block_tables), np.int32)
+        tables = self._copy(f"{prefix}tables", np.concatenate(batch.block_tables), np.int32)
+        begins = [0, *accumulate(len(table) for table in batch.block_tables)]
         rows: list[tuple[int, ...]] = []
         num_tasks = num_bytes = 0
-        starts = batch.query_start.tolist()
-        for index, table in enumerate(batch.block_tables):
-            start, end = starts[index], starts[index + 1]
-            position = int(batch.context_lens[index]) - (end - start)
-            for first in range(start, end, self._job_tokens):
-                count = min(self._job_tokens, end - first)
-                at = position + first - start
+        for start, num_rows, position, sequence in spans:
+            for offset in range(0, num_rows, self._job_tokens):
+                count = min(self._job_tokens, num_rows - offset)
+                at = position + offset
                 num_chunks = (at + count - 1) // CHUNK + 1
-                rows.append((first, count, at, tables, num_chunks, num_tasks, num_bytes))
+                rows.append(
+                    (start + offset, count, at, tables + 4 * begins[sequence], num_chunks, num_tasks, num_bytes)
+                )
                 num_tasks += num_chunks * self._kv_heads
                 num_bytes += num_chunks * self._kv_heads * part_rows(count * self._group) * part_bytes(self._dim)
-            tables += 4 * len(table)
         jobs = np.array(rows, JOB)
         is_few = len(jobs) * self._kv_heads < 8 * self._num_threads
         is_split = is_few and self._num_threads > 1 and num_bytes <= MAX_PART_BYTES
         if is_split:
-            jobs["parts"] += self._take("parts", num_bytes)
+            jobs["parts"] += self._take(f"{prefix}parts", num_bytes)
         return jobs, num_tasks, int(is_split)
 
     def _take(self, name: str, num_bytes: int) -> int:
@@ -225,6 +257,11 @@ class PassRunner:
         address = self._take(name, num_bytes)
         self._memory[name][0][:num_bytes].view(dtype)[...] = array
         return address
+
+
+def _fill(record: Any, fields: Mapping[str, int]) -> None:
+    for name in PASS_FIELDS:
+        record[name] = fields[name]
 
 
 def _padded(width: int) -> int:

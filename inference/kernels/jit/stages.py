@@ -71,6 +71,23 @@ def norm_rows(p: Record, norm: int, counters: int, stage: int) -> int:
 
 
 @kernel
+def gather_wanted(p: Record, counters: int, stage: int) -> int:
+    """Residual stream and queries of the wanted rows, which ascend, come to the front.
+
+    One task: a row may lie where the one before it has just been taken from.
+    """
+    if take(counters, stage, 1) == 0:
+        for index in range(p.num_wanted):
+            row = get_i32(p.wanted + 4 * index)
+            if row > index:
+                elementwise.copy(p.x + row * p.x_bytes, p.hidden, p.x + index * p.x_bytes)
+                elementwise.copy(p.qkv + row * p.qkv_bytes, p.num_heads * p.dim, p.qkv + index * p.qkv_bytes)
+        done(counters, stage)
+    wait(counters, stage, 1)
+    return stage + 1
+
+
+@kernel
 def norm_wanted(p: Record, counters: int, stage: int) -> int:
     """The last norm of the rows whose logits are wanted, in their order, as the next input."""
     num_tasks = -(-p.num_wanted // p.row_step)
