@@ -15,7 +15,7 @@ from django.test import Client
 from django.urls import reverse
 
 from chatapp import executors, kv_keeper, kv_requests, llm
-from chatapp.models import Conversation, Message, MessageStatus, User
+from chatapp.models import Conversation, Message, User
 from chatapp.services.accounts import user_delete
 from chatapp.services.conversations import conversation_delete
 from chatapp.turn.live import Live
@@ -134,11 +134,12 @@ def test_deleted_while_its_reply_is_written(alice: User) -> None:
 
     async def begun_and_deleted() -> uuid.UUID:
         turn = await kv_world.astart(Live(), alice, LONG, preset=long.id)
-        is_written = Message.objects.filter(id=turn.message_id, status=MessageStatus.WRITING).exists
+        is_written = asyncio.Event()
+        turn.on_text = lambda _thinking, _text: is_written.set()
         assert turn.task is not None
         async with asyncio.timeout(60):
-            while not await executors.database(is_written):
-                await asyncio.sleep(0.01)
+            await is_written.wait()
+        assert turn.end is None
         await executors.database(conversation_delete, user=alice, conversation_id=turn.conversation_id)
         await turn.task
         return turn.conversation_id
