@@ -19,7 +19,7 @@ BLOCKING = """
     lambda: os.read(os.pipe()[0], 1),
     lambda: end.recv(1),  # with a timeout: another way to wait
     lambda: threading.Event().wait(),
-    lambda: asyncio.run(asyncio.sleep(3600)),
+    lambda: asyncio.Runner(loop_factory=lambda: loop).run(asyncio.sleep(3600)),  # a loop half made would complain
     lambda: subprocess.Popen(["cat"], stdin=subprocess.PIPE, stdout=subprocess.DEVNULL).wait(),
 """
 _WAITS = """
@@ -29,6 +29,7 @@ from tests.chatapp.unlucky import interrupt_soon, raise_in_vain
 
 end, other = socket.socketpair()
 end.settimeout(3600)
+loop = asyncio.new_event_loop()
 for wait in ({blocking}):
     try:
         with heard():
@@ -42,7 +43,8 @@ for wait in ({blocking}):
 @pytest.mark.parametrize("how", ["interrupt_soon", "raise_in_vain"])
 def test_whatever_the_main_thread_waits_for_a_ctrl_c_at_the_worst_moment_is_heard(how: str) -> None:
     program = _WAITS.format(blocking=BLOCKING, how=how)
-    done = subprocess.run([sys.executable, "-c", program], cwd=ROOT, capture_output=True, text=True, timeout=PATIENCE_S)
+    command = [sys.executable, "-W", "ignore", "-c", program]  # the coroutine may not have begun
+    done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=PATIENCE_S)
     assert (done.stdout, done.stderr) == ("heard\n" * 5, "")
 
 

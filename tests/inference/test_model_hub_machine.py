@@ -6,6 +6,8 @@ told of a failure of his model, or has taken his request back; and when nobody i
 
 from __future__ import annotations
 
+import gc
+from collections.abc import Iterator
 from functools import partial
 from itertools import count
 from typing import Any
@@ -29,6 +31,16 @@ TOO_LARGE = "d"
 MAX_RUNNING, MAX_WAITING = 2, 3
 MAX_TOKENS = 9
 PROBLEM = "the file is damaged"
+
+
+@pytest.fixture(autouse=True, scope="module")
+def _small_collections() -> Iterator[None]:
+    """A worker collects garbage whenever a model leaves, some thousand times here: of what the tests before have made
+    each time, unless that is put aside."""
+    gc.collect()
+    gc.freeze()
+    yield
+    gc.unfreeze()
 
 
 class HeldLoader:
