@@ -31,7 +31,7 @@ from inference.kernels.jit.linear import LinearKernels
 from inference.kernels.jit.linear_check import check
 from inference.kernels.jit.packing import PackedMatrix, WeightMemory, pack
 from inference.kernels.jit.runner import Layers, PassRunner
-from inference.kernels.jit.storage import HalfStorage
+from inference.kernels.jit.storage import IntegerStorage
 from inference.kernels.kv_storage import KVPool
 from inference.kernels.quantized import Form
 from inference.model.architecture import Architecture
@@ -42,7 +42,7 @@ from inference.types import F32, ForwardBatch
 logger = logging.getLogger(__name__)
 
 COMPILING_SHARE = 0.8  # of the progress of loading, at the first start
-ARITHMETIC = "q15-2"
+ARITHMETIC = "q15-3"
 ACTIVATIONS = {"silu": elementwise.SILU, "gelu_pytorch_tanh": elementwise.GELU}
 
 Packed = tuple[PackedMatrix, ...]  # rows one after another; more than one where the forms differ
@@ -160,14 +160,14 @@ class CompiledDecoder:
         self.fingerprint = self._digest(model_file.digest)
         on_progress(1.0)
 
-    def new_kv(self, num_blocks: int, block_size: int) -> HalfStorage:
+    def new_kv(self, num_blocks: int, block_size: int) -> IntegerStorage:
         config = self.config
-        return HalfStorage(
+        return IntegerStorage(
             config.num_hidden_layers, config.num_key_value_heads, config.head_dim, num_blocks, block_size
         )
 
     def forward(self, batch: ForwardBatch, kv: KVPool) -> F32:
-        assert isinstance(kv, HalfStorage), "a pool of another model"
+        assert isinstance(kv, IntegerStorage), "a pool of another model"
         self._extend_angles(int(batch.context_lens.max()))
         return self._runner.run(batch, kv)
 
@@ -272,5 +272,5 @@ class CompiledDecoder:
     def _digest(self, file_digest: str) -> str:
         """Names everything that the bits of K and V depend on."""
         angles = (f"{table.factor!r} {table.frequencies.tobytes().hex()}" for table in self._rope)
-        parts = (file_digest, repr(self.config), HalfStorage.format_id, ARITHMETIC, *angles)
+        parts = (file_digest, repr(self.config), IntegerStorage.format_id, ARITHMETIC, *angles)
         return hashlib.sha256("\n".join(parts).encode()).hexdigest()

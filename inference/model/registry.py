@@ -109,11 +109,7 @@ def choose_kernels(kernels: str) -> str:
 
 def _problem_with_compiling() -> str:
     """Why there are no compiled kernels here, "" if there are."""
-    if importlib.util.find_spec("numba") is None:
-        return "Numba is not installed"
-    from inference.kernels.jit.cpu import can_convert_halves
-
-    return "" if can_convert_halves() else "this CPU has no F16C"
+    return "Numba is not installed" if importlib.util.find_spec("numba") is None else ""
 
 
 def check_block_size(kernels: str, block_size: int) -> None:
@@ -147,6 +143,6 @@ def estimate_kv_bytes(config: ModelConfig, kernels: str = "auto") -> int:
     shape = config.num_hidden_layers, config.num_key_value_heads, config.head_dim
     if choose_kernels(kernels) == "numpy":
         return bytes_per_token(*shape)
-    from inference.kernels.jit.storage import half_bytes_per_token
+    from inference.kernels.jit.storage import integer_bytes_per_token
 
-    return half_bytes_per_token(*shape)
+    return integer_bytes_per_token(*shape)

@@ -65,7 +65,7 @@ def oracle_logits(model_file: ModelFile, token_ids: np.ndarray, max_model_len: i
         if which is not None:
             cos, sin = (angles[:T] for angles in tables[which].arrays(T))
             q, k = rotate(q, cos, sin), rotate(k, cos, sin)
-        mixed = attend(q * np.float32(config.attention_scale), stored(k), stored(v), config.window(layer))
+        mixed = attend(q, *stored(k, v), config.attention_scale, config.window(layer))
         x = _added(x, product(w.output, mixed.reshape(T, H * D)), w.output_bias, w.post_norm, eps)
         ff = architecture.feed_forward(tensors, layer)
         normed = rms_norm(x, ff.norm, eps)

@@ -10,6 +10,8 @@ from pathlib import Path
 import numpy as np
 
 from inference.formats.model_file import open_model_file
+from inference.kernels.jit.storage import IntegerStorage
+from inference.kernels.kv_storage import KVStorage
 from inference.model.base import Model
 from inference.model.registry import load_model
 from tests.inference.random_model import RandomModelFile, make_batch, small_config
@@ -24,15 +26,24 @@ def whole_logits(model: Model, tokens: np.ndarray) -> np.ndarray:
     return model.forward(make_batch([(tokens, 0, table)], BLOCK_SIZE), model.new_kv(len(table), BLOCK_SIZE))
 
 
+def _spoil(kv: KVStorage | IntegerStorage) -> None:
+    """Fills a pool with NaN; one of integers with keys whose scale is NaN and values that are as large as can be."""
+    if isinstance(kv, IntegerStorage):
+        kv.k.fill(0x7FFF)
+        kv.v.fill(0x7F7F)
+    else:
+        kv.k.fill(np.nan)
+        kv.v.fill(np.nan)
+
+
 def logits_in_company(
     model: Model, tokens: np.ndarray, sizes: list[int], rng: np.random.Generator, *, max_strangers: int = 3
 ) -> np.ndarray:
     """The same logits, computed in chunks of the given sizes (cycled), each step beside strangers at random places of
-    the batch, in blocks scattered over a pool in which every row that is not written holds NaN."""
+    the batch, in blocks scattered over a pool in which every row that is not written holds what spoils a result."""
     num_own, num_strange = -(-len(tokens) // BLOCK_SIZE), 4
     kv = model.new_kv(num_own + num_strange * max_strangers + 40, BLOCK_SIZE)
-    kv.k.fill(np.nan)
-    kv.v.fill(np.nan)
+    _spoil(kv)
     blocks = rng.permutation(kv.num_blocks).astype(np.int32)
     table, strange_blocks = blocks[:num_own], blocks[num_own:].reshape(-1)
     logits, start, step = [], 0, 0

@@ -1,6 +1,6 @@
-"""Attention has tiles of two widths, and a CPU has one of them: here the other one runs, and has the oracle's bits.
+"""Attention has tiles of two widths and four ways to add products; a CPU has one of each. Here the others run.
 
-The text of the kernels is copied with the width turned round; the copy keeps its compiled code apart by itself.
+The text of the kernels is copied and changed; the copy keeps its compiled code apart by itself.
 """
 
 from __future__ import annotations
@@ -14,6 +14,7 @@ from pathlib import Path
 import pytest
 
 from inference.kernels.jit import attention_tiles
+from inference.kernels.jit.cpu import available_tiers
 from tests.conftest import ROOT
 
 CHILD = """
@@ -41,14 +42,21 @@ for file in files:
 """
 
 
+WAYS = {tier.adds: tier.lanes for tier in available_tiers() if tier.adds} | {"": 16}
+
+
 @pytest.mark.slow
-def test_tiles_of_the_other_width_have_the_bits_of_the_oracle(tmp_path: Path) -> None:
+@pytest.mark.parametrize("adds", WAYS)
+def test_tiles_of_other_cpus_have_the_bits_of_the_oracle(adds: str, tmp_path: Path) -> None:
     shutil.copytree(ROOT / "inference", tmp_path / "inference", ignore=shutil.ignore_patterns("__pycache__"))
-    text = tmp_path / "inference" / "kernels" / "jit" / "attention_tiles.py"
+    folder = tmp_path / "inference" / "kernels" / "jit"
+    text = folder / "attention_tiles.py"
     lines = text.read_text().splitlines()
     (at,) = (index for index, line in enumerate(lines) if line.startswith("IS_WIDE = "))
     lines[at] = f"IS_WIDE = {not attention_tiles.IS_WIDE}"
     text.write_text("\n".join(lines) + "\n")
+    with (folder / "vectors.py").open("a") as vectors:
+        vectors.write(f"\n\nADDS, ADDED_LANES = {adds!r}, {WAYS[adds]}\n")
     child = subprocess.run(
         [sys.executable, "-c", CHILD, str(not attention_tiles.IS_WIDE)],
         cwd=tmp_path,

@@ -1,4 +1,4 @@
-"""The float16 pool: rows are copied, kept as bytes and cleared as rows, whatever their layout."""
+"""The pool of integers: rows are copied, kept as bytes and cleared as rows, whatever their layout."""
 
 from __future__ import annotations
 
@@ -8,25 +8,31 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from inference.errors import PoolTooLarge
-from inference.kernels.jit.storage import HalfStorage, half_bytes_per_token
+from inference.kernels.jit.storage import IntegerStorage, integer_bytes_per_token
 from tests.examples import examples
 
 L, K, D = 2, 3, 10
 
 
-def filled(num_blocks: int, block_size: int, seed: int = 0) -> HalfStorage:
-    kv = HalfStorage(L, K, D, num_blocks, block_size)
+def filled(num_blocks: int, block_size: int, seed: int = 0) -> IntegerStorage:
+    kv = IntegerStorage(L, K, D, num_blocks, block_size)
     rng = np.random.default_rng(seed)
-    kv.k[...] = rng.standard_normal(kv.k.shape)
-    kv.v[...] = rng.standard_normal(kv.v.shape)
+    for pool in (kv.k, kv.v):
+        pool[...] = rng.integers(1, 1 << 15, pool.shape)
     return kv
 
 
-def rows(kv: HalfStorage, block: int) -> tuple[np.ndarray, np.ndarray]:
-    """Keys (L, K, P, D) and values (L, K, P, Dp) of a block, by the plain reading of the layout."""
-    slots = range(block * kv.block_size, (block + 1) * kv.block_size)
-    keys = np.stack([kv.k[:, :, slot // 16, :, slot % 16] for slot in slots], axis=2)
-    return keys, np.stack([kv.v[:, :, slot] for slot in slots], axis=2)
+def rows(kv: IntegerStorage, block: int) -> tuple[np.ndarray, np.ndarray]:
+    """Keys and values of a block, (L, K, P, 2 + Dp) with the scale first, by the plain reading of the layout."""
+    keys, values = [], []
+    for slot in range(block * kv.block_size, (block + 1) * kv.block_size):
+        group, at = divmod(slot, 16)
+        scale = np.arange(2 * at, 2 * at + 2)
+        pairs = 32 + 32 * np.arange(8)[:, None] + 2 * at + np.arange(2)  # of components: 8 in a padded row of 16
+        words = 32 + at // 2 * 32 + 2 * np.arange(16) + at % 2  # of every component, beside those of the other token
+        keys.append(kv.k[:, :, group, np.concatenate((scale, pairs.reshape(-1)))])
+        values.append(kv.v[:, :, group, np.concatenate((scale, words))])
+    return np.stack(keys, axis=2), np.stack(values, axis=2)
 
 
 @given(block_size=st.sampled_from([16, 32, 48]), num_rows=st.integers(0, 48), stored=st.integers(0, 48))
@@ -54,16 +60,21 @@ def test_a_cleared_block_is_zeros_and_its_neighbours_are_not() -> None:
 
 
 def test_size_is_stated_and_begins_at_a_cache_line() -> None:
-    kv = HalfStorage(30, 3, 64, 10, 16)
-    assert kv.nbytes == 160 * kv.bytes_per_token == 160 * half_bytes_per_token(30, 3, 64) == 160 * 30 * 3 * 64 * 2 * 2
+    kv = IntegerStorage(30, 3, 64, 10, 16)
+    assert (
+        kv.nbytes
+        == 160 * kv.bytes_per_token
+        == 160 * integer_bytes_per_token(30, 3, 64)
+        == 160 * 30 * 3 * 2 * (4 + 2 * 64)
+    )
     assert kv.key_address % 64 == kv.value_address % 64 == 0
 
 
 def test_what_cannot_be_is_refused_with_numbers() -> None:
     with pytest.raises(ValueError, match="block_size is 8"):
-        HalfStorage(L, K, D, 4, 8)
+        IntegerStorage(L, K, D, 4, 8)
     with pytest.raises(ValueError, match="17 rows of a block of 16"):
         filled(2, 16).copy_rows(0, 1, 17)
     with pytest.raises(PoolTooLarge) as caught:
-        HalfStorage(32, 8, 128, 1 << 40, 16)
+        IntegerStorage(32, 8, 128, 1 << 40, 16)
     assert caught.value.num_tokens == 16 << 40

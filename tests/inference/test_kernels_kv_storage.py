@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 
 from inference.errors import PoolTooLarge
-from inference.kernels.jit.storage import HalfStorage
+from inference.kernels.jit.storage import IntegerStorage
 from inference.kernels.kv_storage import KVStorage
 
 
@@ -71,8 +71,8 @@ def test_a_pool_without_room_says_how_many_bytes_it_needs(num_blocks: int) -> No
 
 
 @pytest.mark.skipif(sys.platform != "linux", reason="reads what Linux says of a mapping")
-@pytest.mark.parametrize("make", [KVStorage, HalfStorage])
-def test_a_token_takes_the_pages_that_it_writes_and_no_large_ones(make: type[KVStorage | HalfStorage]) -> None:
+@pytest.mark.parametrize("make", [KVStorage, IntegerStorage])
+def test_a_token_takes_the_pages_that_it_writes_and_no_large_ones(make: type[KVStorage | IntegerStorage]) -> None:
     """With pages of 2 MB the first token would have the system zero nearly all of this pool."""
     num_layers, num_kv_heads = 4, 2
     kv = make(num_layers, num_kv_heads, head_dim=64, num_blocks=1024, block_size=16)
@@ -86,7 +86,7 @@ def test_a_token_takes_the_pages_that_it_writes_and_no_large_ones(make: type[KVS
 @pytest.mark.skipif(not hasattr(mmap, "MADV_NOHUGEPAGE"), reason="Linux alone takes the advice")
 def test_a_kernel_that_knows_no_large_pages_gives_a_pool_all_the_same(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(mmap, "MADV_NOHUGEPAGE", 9999)  # refused as by such a kernel
-    kv = HalfStorage(1, 1, head_dim=16, num_blocks=2, block_size=16)
+    kv = IntegerStorage(1, 1, head_dim=16, num_blocks=2, block_size=16)
     assert not kv.k.any()
 
 

@@ -22,7 +22,7 @@ from inference.formats.model_file import open_model_file
 from inference.inspection import inspect_model
 from inference.kernels.jit.compile_ahead import CompilingFailed, compile_ahead
 from inference.kernels.jit.cpu import available_tiers
-from inference.kernels.jit.storage import HalfStorage
+from inference.kernels.jit.storage import IntegerStorage
 from inference.model.compiled import CompiledDecoder
 from inference.model.registry import choose_kernels, estimate_kv_bytes, estimate_weight_bytes, load_model
 from tests.conftest import ROOT
@@ -167,7 +167,7 @@ def test_what_is_not_wanted_leaves_the_last_layer_early_and_changes_no_bit(name:
 
     def run(wanted: list[int] | None) -> tuple[np.ndarray, bytes, bytes]:
         kv = model.new_kv(4 * 20, 16)
-        assert isinstance(kv, HalfStorage)
+        assert isinstance(kv, IntegerStorage)
         model.forward(before, kv)
         logits = model.forward(make_batch(parts, 16, wanted), kv)
         return logits, kv.k.tobytes(), kv.v.tobytes()

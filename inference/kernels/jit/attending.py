@@ -7,6 +7,7 @@ above all, a task is a single chunk, so that there is work for every thread; wha
 from __future__ import annotations
 
 from inference.kernels.jit.attention import (
+    SCRATCH_BYTES,
     attend_chunk,
     begin,
     expect,
@@ -14,9 +15,8 @@ from inference.kernels.jit.attention import (
     fold,
     part_bytes,
     part_rows,
-    scratch_bytes,
 )
-from inference.kernels.jit.elementwise import padded
+from inference.kernels.jit.elementwise import pool_at
 from inference.kernels.jit.kernel_cache import entry, kernel
 from inference.kernels.jit.records import JOB_FIELDS, Record
 from inference.kernels.jit.stages import quantise_input
@@ -30,7 +30,7 @@ FIRST_ROW, NUM_ROWS, POSITION, TABLE, NUM_CHUNKS, FIRST_TASK, PARTS = range(0, J
 @entry
 def thread_bytes(num_rows: int, dim: int) -> int:
     """Memory of a thread, for jobs of so many rows: scratch, addresses of queries, parts, parts folded together."""
-    return scratch_bytes(dim) + part_rows(num_rows) * (8 + 2 * part_bytes(dim))
+    return SCRATCH_BYTES + part_rows(num_rows) * (8 + 2 * part_bytes(dim))
 
 
 @kernel
@@ -81,9 +81,11 @@ def _expect(p: Record, layer: int, thread: int, task: int) -> None:
 
 @kernel
 def _expect_chunk(p: Record, layer: int, thread: int, job: int, head: int, chunk: int) -> None:
-    place = (layer * p.num_kv_heads + head) * p.num_slots
     context = get_i64(job + POSITION) + get_i64(job + NUM_ROWS)
-    keys, scratch = p.keys + 2 * place * p.dim, p.scratch + thread * p.scratch_bytes
+    keys, scratch = (
+        p.keys + pool_at(layer * p.num_kv_heads + head, p.num_slots, p.dim),
+        p.scratch + thread * p.scratch_bytes,
+    )
     expect(chunk, context, get_i64(job + TABLE), p.block_size, keys, p.dim, scratch)
 
 
@@ -92,7 +94,7 @@ def _attend_all(p: Record, w: Record, layer: int, thread: int, job: int, task: i
     """All chunks of a job for one kv head."""
     head, group, size = task % p.num_kv_heads, p.num_heads // p.num_kv_heads, part_bytes(p.dim)
     num_rows = get_i64(job + NUM_ROWS) * group
-    parts = p.scratch + thread * p.scratch_bytes + scratch_bytes(p.dim) + 8 * part_rows(num_rows)
+    parts = p.scratch + thread * p.scratch_bytes + SCRATCH_BYTES + 8 * part_rows(num_rows)
     states = parts + part_rows(num_rows) * size
     _find_queries(p, thread, job, head)
     for row in range(num_rows):
@@ -113,7 +115,7 @@ def _find_queries(p: Record, thread: int, job: int, head: int) -> None:
     """Addresses of the queries of a job's rows that read a kv head; the last one fills up the tile."""
     group = p.num_heads // p.num_kv_heads
     num_rows = get_i64(job + NUM_ROWS) * group
-    places = p.scratch + thread * p.scratch_bytes + scratch_bytes(p.dim)
+    places = p.scratch + thread * p.scratch_bytes + SCRATCH_BYTES
     for row in range(part_rows(num_rows)):
         which = min(row, num_rows - 1)
         at = p.qkv + (get_i64(job + FIRST_ROW) + which // group) * p.qkv_bytes
@@ -123,10 +125,10 @@ def _find_queries(p: Record, thread: int, job: int, head: int) -> None:
 @kernel
 def _attend_chunk(p: Record, w: Record, layer: int, thread: int, job: int, head: int, chunk: int, parts: int) -> None:
     group = p.num_heads // p.num_kv_heads
-    place = (layer * p.num_kv_heads + head) * p.num_slots
+    pool = pool_at(layer * p.num_kv_heads + head, p.num_slots, p.dim)
     scratch = p.scratch + thread * p.scratch_bytes
     attend_chunk(
-        scratch + scratch_bytes(p.dim),
+        scratch + SCRATCH_BYTES,
         get_i64(job + NUM_ROWS) * group,
         group,
         get_i64(job + POSITION),
@@ -134,8 +136,8 @@ def _attend_chunk(p: Record, w: Record, layer: int, thread: int, job: int, head:
         chunk,
         get_i64(job + TABLE),
         p.block_size,
-        p.keys + 2 * place * p.dim,
-        p.values + 2 * place * padded(p.dim),
+        p.keys + pool,
+        p.values + pool,
         p.dim,
         scratch,
         parts,
@@ -166,7 +168,7 @@ def _fold_row(p: Record, thread: int, row: int) -> None:
         job += JOB_BYTES
     group, size = p.num_heads // p.num_kv_heads, part_bytes(p.dim)
     num_chunks, rows = get_i64(job + NUM_CHUNKS), part_rows(get_i64(job + NUM_ROWS) * group)
-    state = p.scratch + thread * p.scratch_bytes + scratch_bytes(p.dim)
+    state = p.scratch + thread * p.scratch_bytes + SCRATCH_BYTES
     for head in range(p.num_heads):
         begin(state, p.dim)
         part = get_i64(job + PARTS) + head // group * num_chunks * rows * size

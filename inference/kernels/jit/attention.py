@@ -1,14 +1,14 @@
-"""Causal attention over the float16 pool, in one order of operations however it is spread over threads.
+"""Causal attention over the pool of integers, in one order of operations however it is spread over threads.
 
 Keys are taken in chunks of 256 by absolute position. Of a chunk a row has a maximum, a sum of weights and a weighted
-sum of values, its "part": scores are added up by component, weights in 16 lanes by key, values by key. Parts are folded
-together in ascending order of chunks. So a (row, chunk) is computed alike by whoever computes it, alone or beside
-others. Keys that a row does not see weigh exactly zero, and what lies beyond the context is not read. A key that is NaN
-makes NaN of the rows that see it, and of no others: values are never NaN in the pool, for zero times NaN is not zero.
-So do scores of a chunk that all overflow.
+sum of values, its "part". Products are sums of integers, exact over a span of 64 components or keys; spans are added up
+ascending, weights in 16 lanes by key. Parts are folded together in ascending order of chunks. So a (row, chunk) is
+computed alike by whoever computes it, alone or beside others. Keys that a row does not see weigh exactly zero, and what
+lies beyond the context is not read. A key whose scale is NaN makes NaN of the rows that see it, and of no others; no
+value has such a scale, for zero times NaN is not zero. Scores of a chunk that all overflow make NaN as well.
 
 A row is one head of one token; the heads of a token that share a kv head come one after another. Tiles of rows share
-every load of a key or value; more than a few rows have the chunk converted to float32 once, for all of them.
+every load of a key or value.
 
 Source of the folding: Milakov and Gimelshein, arXiv:1805.02867.
 """
@@ -20,12 +20,23 @@ from typing import Any
 import numpy as np
 
 from inference.kernels.jit import attention_tiles as tiles
-from inference.kernels.jit.attention_tiles import CHUNK, DIRECT_WIDTH, MAX_DIRECT, ROW_BYTES, TILE_ROWS, TILE_WIDTH
-from inference.kernels.jit.elementwise import padded
+from inference.kernels.jit.attention_tiles import (
+    AHEAD,
+    CHUNK,
+    DIRECT_WIDTH,
+    MAX_DIRECT,
+    ROW_BYTES,
+    SCALES_AT,
+    SPAN,
+    TILE_ROWS,
+    TILE_WIDTH,
+)
+from inference.kernels.jit.elementwise import group_bytes, padded, word_factor, word_scale
 from inference.kernels.jit.kernel_cache import entry, kernel
 from inference.kernels.jit.vectors import (
     LANE_BYTES,
     NUM_LANES,
+    ask,
     exp_rest,
     exp_scalar,
     get_f32,
@@ -33,7 +44,6 @@ from inference.kernels.jit.vectors import (
     get_i64,
     keep_between,
     load,
-    load_half,
     max_lanes,
     maximum,
     set_f32,
@@ -41,19 +51,22 @@ from inference.kernels.jit.vectors import (
     splat,
     store,
     store_first,
+    store_words,
     sum_lanes,
     weight_of,
+    widest,
+    widest_lane,
 )
 from inference.kernels.kv_storage import KEY_GROUP
 
 NUM_GROUPS = CHUNK // KEY_GROUP
-AHEAD = 4  # groups from the keys that are read to those that are asked for
 MINUS_INFINITY, NAN = np.float32(-np.inf), np.float32(np.nan)
 ZERO, ONE = np.float32(0), np.float32(1)
-# What attend_chunk() has of a thread's memory, by offset; then the chunk as float32, keys and values.
+SPAN_GROUPS = SPAN // KEY_GROUP
+# What attend_chunk() has of a thread's memory, by offset.
 KEYS_AT, VALUES_AT, FOLLOWING_AT, SCORES_AT = 0, 8 * NUM_GROUPS, 16 * NUM_GROUPS, 24 * NUM_GROUPS
 RESTS_AT = SCORES_AT + TILE_ROWS * ROW_BYTES
-CONVERTED_AT = RESTS_AT + ROW_BYTES
+SCRATCH_BYTES = RESTS_AT + ROW_BYTES
 
 
 @entry
@@ -66,12 +79,6 @@ def part_bytes(dim: int) -> int:
 def part_rows(num_rows: int) -> int:
     """Rows for which there must be parts: tiles are always whole."""
     return num_rows if num_rows <= MAX_DIRECT else -(-num_rows // TILE_ROWS) * TILE_ROWS
-
-
-@kernel
-def scratch_bytes(dim: int) -> int:
-    """Of a thread, for attend_chunk()."""
-    return CONVERTED_AT + 4 * CHUNK * (dim + padded(dim))
 
 
 @kernel
@@ -92,11 +99,12 @@ def attend_chunk(
 ) -> None:
     """Parts of all rows for one chunk, at `parts`, part_rows() of them.
 
-    queries   addresses of the addresses of scaled queries (D) f32, those behind num_rows up to a whole tile included
+    queries   address of the addresses of queries (D) int16 with their scale (attention_tiles.query_scale_at), those
+              behind num_rows up to a whole tile included
     group     rows of one token; the first token has this position, the others follow
     window    of how many positions a token sees the newest; 0: all
     table     address of the block ids, int32
-    keys      address of (slots / 16, D, 16) f16, values of (slots, padded D) f16, of one layer and kv head
+    keys      address of the pool of one layer and kv head (storage.py), like values
     """
     start = chunk * CHUNK
     low = max(0, position - window + 1 - start) if window else 0
@@ -111,22 +119,21 @@ def attend_chunk(
     if num_rows <= MAX_DIRECT:
         _direct_scores(queries, num_rows, first_group, end_group, dim, scratch)
         for row in range(num_rows):
-            _weigh(
-                row, position + row // group - start, window, first_group, end_group, scratch, parts + row * size, dim
-            )
-        _direct_values(num_rows, low, high, dim, scratch, parts)
+            newest = position + row // group - start
+            _weigh(row, newest, window, first_group, end_group, scratch, parts + row * size, dim, True)
+        _direct_values(num_rows, first_group, end_group, dim, scratch, parts)
         return
-    _convert(first_group, end_group, dim, scratch)
     for first in range(0, num_rows, TILE_ROWS):
         # What no row of the tile sees would weigh zero, and change no bit.
-        end = max(low, min(high, position + (min(first + TILE_ROWS, num_rows) - 1) // group + 1 - start))
+        end = min(high, position + (min(first + TILE_ROWS, num_rows) - 1) // group + 1 - start)
         end_group = max(first_group, -(-end // KEY_GROUP))
         for g in range(first_group // TILE_WIDTH * TILE_WIDTH, end_group, TILE_WIDTH):
             tiles.scores(queries + 8 * first, scratch + KEYS_AT + 8 * g, dim, scratch + SCORES_AT + LANE_BYTES * g)
         for row in range(TILE_ROWS):
             newest = position + min(first + row, num_rows - 1) // group - start
-            _weigh(row, newest, window, first_group, end_group, scratch, parts + (first + row) * size, dim)
-        _tile_values(low, end, dim, scratch, parts + first * size)
+            part = parts + (first + row) * size
+            _weigh(row, newest, window, first_group, end_group, scratch, part, dim, False)
+        _tile_values(first_group, end_group, dim, scratch, parts + first * size)
 
 
 @kernel
@@ -140,7 +147,7 @@ def expect(chunk: int, context: int, table: int, block_size: int, keys: int, dim
     for group in range(NUM_GROUPS):
         position = min(first + group, last) * KEY_GROUP
         slot = get_i32(table + 4 * (position // block_size)) * block_size + position % block_size
-        set_i64(scratch + FOLLOWING_AT + 8 * group, keys + 2 * slot * dim)
+        set_i64(scratch + FOLLOWING_AT + 8 * group, keys + slot // KEY_GROUP * group_bytes(dim))
 
 
 @kernel
@@ -151,8 +158,9 @@ def _find_groups(
     for group in range(first, end):
         position = start + group * KEY_GROUP
         slot = get_i32(table + 4 * (position // block_size)) * block_size + position % block_size
-        set_i64(scratch + KEYS_AT + 8 * group, keys + 2 * slot * dim)
-        set_i64(scratch + VALUES_AT + 8 * group, values + 2 * slot * padded(dim))
+        at = slot // KEY_GROUP * group_bytes(dim)
+        set_i64(scratch + KEYS_AT + 8 * group, keys + at)
+        set_i64(scratch + VALUES_AT + 8 * group, values + at)
     _fill_up(first, end, scratch)
 
 
@@ -168,27 +176,15 @@ def _fill_up(first: int, end: int, scratch: int) -> None:
 
 
 @kernel
-def _convert(first: int, end: int, dim: int, scratch: int) -> None:
-    """Takes the groups as float32 into the scratch, values behind keys, and points to the keys there."""
-    key_size, value_size = KEY_GROUP * dim, KEY_GROUP * padded(dim)
-    for group in range(first, end):
-        source = get_i64(scratch + KEYS_AT + 8 * group)
-        target = scratch + CONVERTED_AT + 4 * group * key_size
-        for at in range(0, key_size, NUM_LANES):
-            store(target + 4 * at, load_half(source + 2 * at))
-        set_i64(scratch + KEYS_AT + 8 * group, target)
-        source = get_i64(scratch + VALUES_AT + 8 * group)
-        target = scratch + CONVERTED_AT + 4 * (CHUNK * dim + group * value_size)
-        for at in range(0, value_size, NUM_LANES):
-            store(target + 4 * at, load_half(source + 2 * at))
-    _fill_up(first, end, scratch)
-
-
-@kernel
-def _weigh(row: int, newest: int, window: int, first: int, end: int, scratch: int, part: int, dim: int) -> None:
+def _weigh(
+    row: int, newest: int, window: int, first: int, end: int, scratch: int, part: int, dim: int, is_direct: bool
+) -> None:
     """Scores of a tile's row -> weights in place, exp(score - maximum); the maximum and their sum into the part.
 
-    newest: the last key that the row sees, counted from the start of the chunk, perhaps beyond its end.
+    Weights times the scales of their values become words (elementwise.py), with a scale for each span behind them.
+
+    newest: the last key that the row sees, counted from the start of the chunk, perhaps beyond its end. is_direct: asks
+    for some values once more, which came too fast while keys were read: what has no place in the queue gets lost.
     """
     scores = scratch + SCORES_AT + row * ROW_BYTES
     low, high = max(0, newest - window + 1) if window else 0, newest + 1
@@ -206,18 +202,40 @@ def _weigh(row: int, newest: int, window: int, first: int, end: int, scratch: in
     total = splat(ZERO)
     if is_blind:
         for group in range(first, end):
-            store(scores + group * LANE_BYTES, total)
+            store_words(scores + group * LANE_BYTES // 2, total, ZERO, NUM_LANES)
+            set_f32(scores + SCALES_AT + group // SPAN_GROUPS * 4, ZERO)
     else:  # two loops: the steps of an exponential wait for each other, and a CPU sees only so many at once
         for group in range(first, end):
             at = group * LANE_BYTES
             store(scores + at, load(scores + at) - splat(top))
             store(scratch + RESTS_AT + at, exp_rest(load(scores + at)))
-        for group in range(first, end):
-            at = group * LANE_BYTES
-            weights = weight_of(load(scores + at), load(scratch + RESTS_AT + at))
-            store(scores + at, weights)
-            total = total + weights
+        for start in range(first // SPAN_GROUPS * SPAN_GROUPS, end, SPAN_GROUPS):
+            from_group, to_group = max(first, start), min(end, start + SPAN_GROUPS)
+            widest_weight = splat(ZERO)
+            for group in range(from_group, to_group):
+                if is_direct:
+                    _ask_for_values(scratch, row * NUM_GROUPS + group, group_bytes(dim) // 4)
+                at = group * LANE_BYTES
+                weights = weight_of(load(scores + at), load(scratch + RESTS_AT + at))
+                total = total + weights
+                weights = weights * load(get_i64(scratch + VALUES_AT + 8 * group))
+                store(scores + at, weights)
+                widest_weight = widest(widest_weight, weights)
+            largest = widest_lane(widest_weight)
+            set_f32(scores + SCALES_AT + start, word_scale(largest))  # four bytes for four groups
+            factor = word_factor(largest)
+            for group in range(from_group, to_group):
+                words = load(scores + group * LANE_BYTES)
+                store_words(scores + group * LANE_BYTES // 2, words, factor, NUM_LANES)
     set_f32(part + 4 * padded(dim) + 4, sum_lanes(total))
+
+
+@kernel
+def _ask_for_values(scratch: int, number: int, num_bytes: int) -> None:
+    """Asks for the number-th quarter of a group, of so many bytes."""
+    at = get_i64(scratch + VALUES_AT + 8 * (number // 4)) + number % 4 * num_bytes
+    for offset in range(0, num_bytes, LANE_BYTES):
+        ask(at + offset)
 
 
 @kernel
@@ -237,44 +255,44 @@ def _direct_scores(queries: int, num_rows: int, first: int, end: int, dim: int, 
 
 
 @kernel
-def _direct_values(num_rows: int, low: int, high: int, dim: int, scratch: int, parts: int) -> None:
+def _direct_values(num_rows: int, first: int, end: int, dim: int, scratch: int, parts: int) -> None:
     weights, groups, following = scratch + SCORES_AT, scratch + VALUES_AT, scratch + FOLLOWING_AT
-    row_bytes, size = 2 * padded(dim), part_bytes(dim)
-    offset = 0  # in bytes of float16
-    while offset + 32 * DIRECT_WIDTH <= row_bytes:
-        out = parts + 2 * offset
+    row_bytes, size = 4 * padded(dim), part_bytes(dim)
+    offset = 0
+    while offset + LANE_BYTES * DIRECT_WIDTH <= row_bytes:
+        out = parts + offset
         if num_rows == 1:
-            tiles.values_1(weights, groups, row_bytes, offset, low, high, out, size, following)
+            tiles.values_1(weights, groups, row_bytes, offset, first, end, out, size, following)
         elif num_rows == 2:
-            tiles.values_2(weights, groups, row_bytes, offset, low, high, out, size, following)
+            tiles.values_2(weights, groups, row_bytes, offset, first, end, out, size, following)
         elif num_rows == 3:
-            tiles.values_3(weights, groups, row_bytes, offset, low, high, out, size, following)
+            tiles.values_3(weights, groups, row_bytes, offset, first, end, out, size, following)
         else:
-            tiles.values_4(weights, groups, row_bytes, offset, low, high, out, size, following)
-        offset += 32 * DIRECT_WIDTH
+            tiles.values_4(weights, groups, row_bytes, offset, first, end, out, size, following)
+        offset += LANE_BYTES * DIRECT_WIDTH
     while offset < row_bytes:
-        out = parts + 2 * offset
+        out = parts + offset
         if num_rows == 1:
-            tiles.values_1_last(weights, groups, row_bytes, offset, low, high, out, size, following)
+            tiles.values_1_last(weights, groups, row_bytes, offset, first, end, out, size, following)
         elif num_rows == 2:
-            tiles.values_2_last(weights, groups, row_bytes, offset, low, high, out, size, following)
+            tiles.values_2_last(weights, groups, row_bytes, offset, first, end, out, size, following)
         elif num_rows == 3:
-            tiles.values_3_last(weights, groups, row_bytes, offset, low, high, out, size, following)
+            tiles.values_3_last(weights, groups, row_bytes, offset, first, end, out, size, following)
         else:
-            tiles.values_4_last(weights, groups, row_bytes, offset, low, high, out, size, following)
-        offset += 32
+            tiles.values_4_last(weights, groups, row_bytes, offset, first, end, out, size, following)
+        offset += LANE_BYTES
 
 
 @kernel
-def _tile_values(low: int, high: int, dim: int, scratch: int, parts: int) -> None:
-    weights, values = scratch + SCORES_AT, scratch + CONVERTED_AT + 4 * CHUNK * dim
+def _tile_values(first: int, end: int, dim: int, scratch: int, parts: int) -> None:
+    weights, groups = scratch + SCORES_AT, scratch + VALUES_AT
     row_bytes, size = 4 * padded(dim), part_bytes(dim)
     offset = 0
     while offset + LANE_BYTES * TILE_WIDTH <= row_bytes:
-        tiles.values(weights, values + offset, row_bytes, low, high, parts + offset, size)
+        tiles.values(weights, groups, row_bytes, offset, first, end, parts + offset, size)
         offset += LANE_BYTES * TILE_WIDTH
     while offset < row_bytes:
-        tiles.values_last(weights, values + offset, row_bytes, low, high, parts + offset, size)
+        tiles.values_last(weights, groups, row_bytes, offset, first, end, parts + offset, size)
         offset += LANE_BYTES
 
 

@@ -1,94 +1,78 @@
 """The inner loops of attention: tiles of rows against keys and values, with all sums in registers.
 
-A sum is one chain of additions, by component or by key, whatever the size of the tile: bits do not depend on it.
-Products are exact, for queries and weights are short numbers (vectors.py), so fused instructions change nothing either.
+Queries, keys, values and weights are int16 of at most MAX_WORD with scales (elementwise.py), so the products of SPAN of
+them add up exactly, whatever the tile and the order. What follows is one chain of rounded operations for each span.
 """
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any
 
 import llvmlite.binding as llvm
 from llvmlite import ir
 from numba import types
 
-from inference.kernels.jit.kernel_cache import instruction
+from inference.kernels.jit.kernel_cache import instruction, kernel
 from inference.kernels.jit.vectors import (
     F32,
     F32X16,
+    I32,
+    I32X16,
     I64,
     LANE_BYTES,
+    NUM_LANES,
+    add_products,
     ask_for_line,
-    call,
     constant,
     load_vector,
     pointer,
     splat_of,
 )
-from inference.kernels.kv_storage import KEY_GROUP
 
 CHUNK = 256  # keys
-ROW_BYTES = 4 * CHUNK  # of one row of scores
-MAX_DIRECT = 4  # rows that read float16 as it lies
+SPAN = 64  # components or keys whose products are added up as integers
+SCALES_AT = 4 * CHUNK  # of the spans of a row of weights, float32, behind the scores that were in their place
+ROW_BYTES = SCALES_AT + LANE_BYTES  # of one row of scores
+MAX_DIRECT = 4  # rows that wait for memory, and ask for it
 # So many sums stay in registers: 16 of 32 wide ones, or 12 of 16 narrow ones.
-IS_ARM = llvm.get_process_triple().startswith(("aarch64", "arm64"))
-CAN_FUSE = IS_ARM or bool(llvm.get_host_cpu_features().get("fma", False))
-IS_WIDE = bool(llvm.get_host_cpu_features().get("avx512f", False))
+IS_WIDE = bool(llvm.get_host_cpu_features().get("avx512bw", False))
 TILE_ROWS, TILE_WIDTH, DIRECT_WIDTH = (8, 2, 4) if IS_WIDE else (6, 1, 1)
-UNROLLED = 2  # keys or components between two looks at the end
+PAIRS = NUM_LANES // 2  # of the values of a group
+AHEAD = 4  # groups from what is read to what is asked for
 
 
-# Tiles
+@kernel
+def query_scale_at(dim: int) -> int:
+    """Where the scale of a query lies: behind its int16, an even number of them."""
+    return (dim + 1) // 2 * 4
 
 
-def _emit_tile(
-    builder: Any, rows: int, width: int, first: Any, end: Any, vectors_of: Any, scalar_of: Any, ask: Any = None
+# Emitting
+
+
+def _loop(
+    builder: Any, first: Any, end: Any, step: int, carried: list[Any], body: Callable[..., list[Any]]
 ) -> list[Any]:
-    """Emits sums[row][w] += scalar_of(row, i) * vectors_of(i)[w] for i in first .. end - 1.
-
-    ask(i), if given, is emitted once for UNROLLED of them: memory asked for a little at a time does not hold up what is
-    read meanwhile.
-    """
-    sums = [constant(0.0)] * (rows * width)
-    whole = builder.and_(builder.sub(end, first), ir.Constant(I64, -UNROLLED))
-    middle = builder.add(first, whole)
-    for start, stop, step in ((first, middle, UNROLLED), (middle, end, 1)):
-        before = builder.block
-        head, body, done = (builder.append_basic_block(name) for name in ("tile", "tile_body", "tile_done"))
-        builder.branch(head)
-        builder.position_at_end(head)
-        index = builder.phi(I64)
-        index.add_incoming(start, before)
-        totals = [builder.phi(F32X16) for _ in sums]
-        for total, value in zip(totals, sums, strict=True):
-            total.add_incoming(value, before)
-        builder.cbranch(builder.icmp_signed("<", index, stop), body, done)
-        builder.position_at_end(body)
-        results: list[Any] = list(totals)
-        for i in range(step):
-            at = builder.add(index, ir.Constant(I64, i)) if i else index
-            if ask is not None and i == 0:
-                ask(at)
-            vectors = vectors_of(at)
-            for row in range(rows):
-                scalar = splat_of(builder, scalar_of(row, at))
-                for w, vector in enumerate(vectors):
-                    place = row * width + w
-                    results[place] = _added(builder, results[place], scalar, vector)
-        index.add_incoming(builder.add(index, ir.Constant(I64, step)), builder.block)
-        for total, result in zip(totals, results, strict=True):
-            total.add_incoming(result, builder.block)
-        builder.branch(head)
-        builder.position_at_end(done)
-        sums = totals
-    return sums
-
-
-def _added(builder: Any, total: Any, scalar: Any, vector: Any) -> Any:
-    """total + scalar * vector. The product is exact, so that one rounding or two is the same."""
-    if CAN_FUSE:
-        return call(builder, "llvm.fma.v16f32", F32X16, scalar, vector, total)
-    return builder.fadd(total, builder.fmul(scalar, vector))
+    """for i in range(first, end, step): carried = body(i, carried). Returns what is carried at the end."""
+    before = builder.block
+    head, inside, done = (builder.append_basic_block(name) for name in ("loop", "body", "done"))
+    builder.branch(head)
+    builder.position_at_end(head)
+    index = builder.phi(I64)
+    index.add_incoming(first, before)
+    values = [builder.phi(value.type) for value in carried]
+    for phi, value in zip(values, carried, strict=True):
+        phi.add_incoming(value, before)
+    builder.cbranch(builder.icmp_signed("<", index, end), inside, done)
+    builder.position_at_end(inside)
+    results = body(index, values)
+    index.add_incoming(builder.add(index, ir.Constant(I64, step)), builder.block)
+    for phi, result in zip(values, results, strict=True):
+        phi.add_incoming(result, builder.block)
+    builder.branch(head)
+    builder.position_at_end(done)
+    return values
 
 
 def _offset(builder: Any, at: Any, index: Any, size: int) -> Any:
@@ -96,47 +80,86 @@ def _offset(builder: Any, at: Any, index: Any, size: int) -> Any:
 
 
 def _offset_by(builder: Any, at: Any, num_bytes: int) -> Any:
-    return builder.add(at, ir.Constant(I64, num_bytes))
+    return builder.add(at, ir.Constant(I64, num_bytes)) if num_bytes else at
 
 
-def _read(builder: Any, at: Any, index: int) -> Any:
-    return builder.load(pointer(builder, _offset(builder, at, ir.Constant(I64, index), 8), I64), align=8)
+def _read(builder: Any, at: Any, index: Any) -> Any:
+    return builder.load(pointer(builder, _offset(builder, at, index, 8), I64), align=8)
 
 
-def _scores_tile(rows: int, width: int, *, is_half: bool) -> Any:
+def _smaller(builder: Any, a: Any, b: Any) -> Any:
+    return builder.select(builder.icmp_signed("<", a, b), a, b)
+
+
+def _added(builder: Any, sums: list[Any], width: int, places: list[Any], pair_of: Callable[[int], Any]) -> list[Any]:
+    """sums[row][w] + the products of pair_of(row), two words, with those of the w-th place, in each lane."""
+    vectors = [builder.load(pointer(builder, place, I32X16), align=4) for place in places]
+    results = []
+    for index, total in enumerate(sums):
+        if index % width == 0:
+            pair = builder.load(pointer(builder, pair_of(index // width), I32), align=4)
+        results.append(add_products(builder, total, vectors[index % width], pair))
+    return results
+
+
+def _take_in(builder: Any, sums: list[Any], is_first: Any, place_of: Callable[[int], Any], scaled: Any) -> None:
+    """Adds scaled(index, float of a sum) to what lies at place_of(index); there is nothing yet if is_first."""
+    for index, total in enumerate(sums):
+        place = pointer(builder, place_of(index), F32X16)
+        before = builder.select(is_first, constant(0.0), builder.load(place, align=4))
+        number = scaled(index, builder.sitofp(total, F32X16))
+        builder.store(builder.fadd(before, number), place, align=4)
+
+
+def _zeros(count: int) -> list[Any]:
+    return [ir.Constant(I32X16, [0] * NUM_LANES)] * count
+
+
+# Tiles
+
+
+def _scores_tile(rows: int, width: int, *, is_direct: bool) -> Any:
     """(queries, groups, D, out): products of `rows` queries with the keys of `width` groups.
 
-    queries, groups: addresses of as many addresses, of D float32 and of (D, 16) keys. out: rows of scores. Of float16
-    there are two more, (..., ahead, values): addresses of `width` addresses each, of groups of keys and of values that
-    are asked for meanwhile.
+    queries, groups: addresses of as many addresses, of queries and of groups (storage.py). out: rows of scores. If it
+    is direct there are two more, (..., ahead, values): addresses of `width` addresses each, of groups of keys and of
+    values that are asked for meanwhile, a line at a time: many at once would hold up what is read.
     """
 
     def emit(context: Any, builder: Any, sig: Any, args: Any) -> Any:
         queries, groups, dim, out, *asked = args
-        starts = [_read(builder, queries, row) for row in range(rows)]
-        keys = [_read(builder, groups, w) for w in range(width)]
+        starts = [_read(builder, queries, ir.Constant(I64, row)) for row in range(rows)]
+        keys = [_read(builder, groups, ir.Constant(I64, w)) for w in range(width)]
+        wanted = [_read(builder, table, ir.Constant(I64, w)) for table in asked for w in range(width)]
+        num_pairs = builder.lshr(_offset_by(builder, dim, 1), ir.Constant(I64, 1))
+        scales = [load_vector(builder, at) for at in keys]
+        for at in wanted:
+            ask_for_line(builder, at)
 
-        def ask(d: Any) -> None:
-            for table in asked:
-                for w in range(width):
-                    ask_for_line(builder, _offset(builder, _read(builder, table, w), d, LANE_BYTES // 2))
+        def add_pair(pair: Any, sums: list[Any]) -> list[Any]:
+            line = builder.mul(_offset_by(builder, pair, 1), ir.Constant(I64, LANE_BYTES))
+            for at in wanted:
+                ask_for_line(builder, builder.add(at, line))
+            places = [builder.add(at, line) for at in keys]
+            return _added(builder, sums, width, places, lambda row: _offset(builder, starts[row], pair, 4))
 
-        sums = _emit_tile(
-            builder,
-            rows,
-            width,
-            ir.Constant(I64, 0),
-            dim,
-            lambda d: [
-                load_vector(builder, _offset(builder, at, d, LANE_BYTES // (1 + is_half)), is_half=is_half)
-                for at in keys
-            ],
-            lambda row, d: builder.load(pointer(builder, _offset(builder, starts[row], d, 4), F32), align=4),
-            ask,
-        )
-        for index, total in enumerate(sums):
-            place = index // width * ROW_BYTES + index % width * LANE_BYTES
-            builder.store(total, pointer(builder, _offset_by(builder, out, place), F32X16), align=4)
+        def add_span(first: Any, _: list[Any]) -> list[Any]:
+            end = _smaller(builder, _offset_by(builder, first, SPAN // 2), num_pairs)
+            sums = _loop(builder, first, end, 1, _zeros(rows * width), add_pair)
+            is_first = builder.icmp_signed("==", first, ir.Constant(I64, 0))
+
+            def place_of(index: int) -> Any:
+                return _offset_by(builder, out, index // width * ROW_BYTES + index % width * LANE_BYTES)
+
+            def scaled(index: int, number: Any) -> Any:
+                at = _offset(builder, starts[index // width], num_pairs, 4)
+                scale = splat_of(builder, builder.load(pointer(builder, at, F32), align=4))
+                return builder.fmul(builder.fmul(number, scales[index % width]), scale)
+
+            _take_in(builder, sums, is_first, place_of, scaled)
+            return []
+
+        _loop(builder, ir.Constant(I64, 0), num_pairs, SPAN // 2, [], add_span)
         return context.get_dummy_value()
 
     @instruction
@@ -147,67 +170,76 @@ def _scores_tile(rows: int, width: int, *, is_half: bool) -> Any:
     def asking(typingctx: Any, queries: Any, groups: Any, dim: Any, out: Any, ahead: Any, values: Any) -> Any:
         return types.void(*[types.int64] * 6), emit
 
-    return asking if is_half else tile
+    return asking if is_direct else tile
 
 
-def _values_tile(rows: int, width: int) -> Any:
-    """(weights, values, row_bytes, first, end, out, out_bytes): float32 values weighted and added up.
+def _values_tile(rows: int, width: int, *, is_direct: bool) -> Any:
+    """(weights, groups, row_bytes, offset, first, end, out, out_bytes): values weighted and added up.
 
-    weights: rows of CHUNK float32; values: row_bytes from one key's to the next, 16 * width components are taken; keys
-    first .. end - 1 of the chunk. out: rows of out_bytes.
+    weights: rows of CHUNK int16 with the scales of spans behind; groups: addresses of groups of values, of which first
+    .. end - 1 are taken. row_bytes: from one pair of values to the next; 16 * width components from `offset` on, in
+    bytes of these. out: rows of out_bytes. If it is direct there is one more, following: addresses of groups of keys,
+    of which as much is asked for meanwhile, so that all of it is when all components are done, and so are values ahead.
     """
 
     def emit(context: Any, builder: Any, sig: Any, args: Any) -> Any:
-        weights, values, row_bytes, first, end, out, out_bytes = args
+        weights, groups, row_bytes, offset, first, end, out, out_bytes, *following = args
 
-        def vectors_of(key: Any) -> list[Any]:
-            at = builder.add(values, builder.mul(key, row_bytes))
-            return [load_vector(builder, _offset_by(builder, at, w * LANE_BYTES)) for w in range(width)]
+        def add_group(group: Any, sums: list[Any]) -> list[Any]:
+            at = _offset_by(builder, builder.add(_read(builder, groups, group), offset), LANE_BYTES)
+            wanted = []
+            if following:
+                # Behind the values' addresses lie those of the following keys.
+                wanted = [
+                    _read(builder, groups, _offset_by(builder, group, AHEAD)),
+                    _read(builder, following[0], group),
+                ]
+            share = _offset_by(builder, builder.mul(offset, ir.Constant(I64, PAIRS)), LANE_BYTES)
+            wanted = [builder.add(other, share) for other in wanted]
+            pairs = _offset(builder, weights, group, 4 * PAIRS)
 
-        sums = _emit_tile(builder, rows, width, first, end, vectors_of, _weights_of(builder, weights))
-        _store_rows(builder, sums, width, out, out_bytes)
-        return context.get_dummy_value()
+            def add_pairs(first_pair: Any, sums: list[Any]) -> list[Any]:
+                for number in range(step):
+                    pair = _offset_by(builder, first_pair, number)
+                    line = builder.mul(pair, ir.Constant(I64, width * LANE_BYTES))
+                    for other in wanted:
+                        for w in range(width):
+                            ask_for_line(builder, _offset_by(builder, builder.add(other, line), w * LANE_BYTES))
+                    start = builder.add(at, builder.mul(pair, row_bytes))
+                    places = [_offset_by(builder, start, w * LANE_BYTES) for w in range(width)]
 
-    @instruction
-    def tile(
-        typingctx: Any, weights: Any, values: Any, row_bytes: Any, first: Any, end: Any, out: Any, size: Any
-    ) -> Any:
-        return types.void(*[types.int64] * 7), emit
+                    def pair_of(row: int, pair: Any = pair) -> Any:
+                        return _offset_by(builder, _offset(builder, pairs, pair, 4), row * ROW_BYTES)
 
-    return tile
+                    sums = _added(builder, sums, width, places, pair_of)
+                return sums
 
+            # LLVM puts all that is asked for in a piece of code in front: few lines at a time hold nothing up.
+            step = 2 if following else PAIRS
+            return _loop(builder, ir.Constant(I64, 0), ir.Constant(I64, PAIRS), step, sums, add_pairs)
 
-def _direct_values_tile(rows: int, width: int) -> Any:
-    """(weights, groups, row_bytes, offset, first, end, out, out_bytes, following): the same of float16 as it lies.
+        groups_of_span = SPAN // NUM_LANES
 
-    groups: addresses of 16 values of row_bytes each, of which 16 * width components are taken from `offset` (in bytes)
-    on. following: addresses of groups of keys of which as much is asked for meanwhile, so that all of it is when all
-    components are done.
-    """
+        def add_span(start: Any, _: list[Any]) -> list[Any]:
+            low = builder.select(builder.icmp_signed(">", first, start), first, start)
+            high = _smaller(builder, _offset_by(builder, start, groups_of_span), end)
+            sums = _loop(builder, low, high, 1, _zeros(rows * width), add_group)
+            scales = _offset_by(builder, builder.add(weights, start), SCALES_AT)  # four bytes for four groups
 
-    def emit(context: Any, builder: Any, sig: Any, args: Any) -> Any:
-        weights, groups, row_bytes, offset, first, end, out, out_bytes, following = args
+            def place_of(index: int) -> Any:
+                at = _offset(builder, out, out_bytes, index // width)
+                return _offset_by(builder, at, index % width * LANE_BYTES)
 
-        def place_of(key: Any, table: Any) -> tuple[Any, Any]:
-            """The address of a key's group, and its number there."""
-            at = _offset(builder, table, builder.lshr(key, ir.Constant(I64, 4)), 8)
-            return builder.load(pointer(builder, at, I64), align=8), builder.and_(key, ir.Constant(I64, 15))
+            def scaled(index: int, number: Any) -> Any:
+                at = _offset_by(builder, scales, index // width * ROW_BYTES)
+                return builder.fmul(number, splat_of(builder, builder.load(pointer(builder, at, F32), align=4)))
 
-        def ask(key: Any) -> None:
-            at, number = place_of(key, following)
-            at = _offset(builder, at, offset, KEY_GROUP)
-            at = _offset(builder, at, number, width * LANE_BYTES // 2)
-            for w in range(width):
-                ask_for_line(builder, _offset_by(builder, at, w * LANE_BYTES))
+            is_first = builder.icmp_signed("<=", start, first)
+            _take_in(builder, sums, is_first, place_of, scaled)
+            return []
 
-        def vectors_of(key: Any) -> list[Any]:
-            at, number = place_of(key, groups)
-            at = builder.add(builder.add(at, builder.mul(number, row_bytes)), offset)
-            places = [_offset_by(builder, at, w * LANE_BYTES // 2) for w in range(width)]
-            return [load_vector(builder, place, is_half=True) for place in places]
-
-        sums = _emit_tile(builder, rows, width, first, end, vectors_of, _weights_of(builder, weights), ask)
-        _store_rows(builder, sums, width, out, out_bytes)
+        span = builder.and_(first, ir.Constant(I64, -groups_of_span))
+        _loop(builder, span, end, groups_of_span, [], add_span)
         return context.get_dummy_value()
 
     @instruction
@@ -221,41 +253,39 @@ def _direct_values_tile(rows: int, width: int) -> Any:
         end: Any,
         out: Any,
         size: Any,
+    ) -> Any:
+        return types.void(*[types.int64] * 8), emit
+
+    @instruction
+    def asking(
+        typingctx: Any,
+        weights: Any,
+        groups: Any,
+        row_bytes: Any,
+        offset: Any,
+        first: Any,
+        end: Any,
+        out: Any,
+        size: Any,
         following: Any,
     ) -> Any:
         return types.void(*[types.int64] * 9), emit
 
-    return tile
+    return asking if is_direct else tile
 
 
-def _weights_of(builder: Any, weights: Any) -> Any:
-    """Emits the weight of a key for a row."""
-
-    def scalar_of(row: int, key: Any) -> Any:
-        at = _offset_by(builder, _offset(builder, weights, key, 4), row * ROW_BYTES)
-        return builder.load(pointer(builder, at, F32), align=4)
-
-    return scalar_of
-
-
-def _store_rows(builder: Any, sums: list[Any], width: int, out: Any, out_bytes: Any) -> None:
-    for index, total in enumerate(sums):
-        at = _offset_by(builder, _offset(builder, out, out_bytes, index // width), index % width * LANE_BYTES)
-        builder.store(total, pointer(builder, at, F32X16), align=4)
-
-
-scores = _scores_tile(TILE_ROWS, TILE_WIDTH, is_half=False)
-scores_1 = _scores_tile(1, DIRECT_WIDTH, is_half=True)
-scores_2 = _scores_tile(2, DIRECT_WIDTH, is_half=True)
-scores_3 = _scores_tile(3, DIRECT_WIDTH, is_half=True)
-scores_4 = _scores_tile(4, DIRECT_WIDTH, is_half=True)
-values = _values_tile(TILE_ROWS, TILE_WIDTH)
-values_last = _values_tile(TILE_ROWS, 1)
-values_1 = _direct_values_tile(1, DIRECT_WIDTH)
-values_2 = _direct_values_tile(2, DIRECT_WIDTH)
-values_3 = _direct_values_tile(3, DIRECT_WIDTH)
-values_4 = _direct_values_tile(4, DIRECT_WIDTH)
-values_1_last = _direct_values_tile(1, 1)
-values_2_last = _direct_values_tile(2, 1)
-values_3_last = _direct_values_tile(3, 1)
-values_4_last = _direct_values_tile(4, 1)
+scores = _scores_tile(TILE_ROWS, TILE_WIDTH, is_direct=False)
+scores_1 = _scores_tile(1, DIRECT_WIDTH, is_direct=True)
+scores_2 = _scores_tile(2, DIRECT_WIDTH, is_direct=True)
+scores_3 = _scores_tile(3, DIRECT_WIDTH, is_direct=True)
+scores_4 = _scores_tile(4, DIRECT_WIDTH, is_direct=True)
+values = _values_tile(TILE_ROWS, TILE_WIDTH, is_direct=False)
+values_last = _values_tile(TILE_ROWS, 1, is_direct=False)
+values_1 = _values_tile(1, DIRECT_WIDTH, is_direct=True)
+values_2 = _values_tile(2, DIRECT_WIDTH, is_direct=True)
+values_3 = _values_tile(3, DIRECT_WIDTH, is_direct=True)
+values_4 = _values_tile(4, DIRECT_WIDTH, is_direct=True)
+values_1_last = _values_tile(1, 1, is_direct=True)
+values_2_last = _values_tile(2, 1, is_direct=True)
+values_3_last = _values_tile(3, 1, is_direct=True)
+values_4_last = _values_tile(4, 1, is_direct=True)

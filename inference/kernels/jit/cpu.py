@@ -82,12 +82,6 @@ def _host_features() -> Mapping[str, bool]:
     return found | {"neon": True} if llvm.get_process_triple().startswith(("aarch64", "arm64")) else found
 
 
-def can_convert_halves(features: Mapping[str, bool] | None = None) -> bool:
-    """Whether the CPU turns float16 into float32 by itself, which attention needs: x86 since 2012, ARM always."""
-    has = llvm.get_host_cpu_features() if features is None else features
-    return bool(has.get("f16c", False)) or not llvm.get_process_triple().startswith(("x86_64", "i686"))
-
-
 def choose_tier(wanted: str = "auto", features: Mapping[str, bool] | None = None) -> Tier:
     """The tier of that name, or the fastest. Raises KernelsUnavailable."""
     tiers = available_tiers(features)

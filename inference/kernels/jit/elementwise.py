@@ -7,37 +7,56 @@ lanes, ascending, then as a tree of halvings.
 from __future__ import annotations
 
 import math
+from typing import Any
 
 import numpy as np
 
 from inference.kernels.jit.kernel_cache import kernel
 from inference.kernels.jit.vectors import (
+    LANE_BYTES,
     NUM_LANES,
     exp,
     get_f32,
+    get_i16,
     get_i32,
     load_first,
     set_f32,
-    set_half,
+    set_i16,
     set_i32,
-    short_query,
     splat,
     store_first,
-    store_half,
+    store_words,
     sum_lanes,
+    widest,
+    widest_lane,
 )
 
 ZERO, ONE = np.float32(0), np.float32(1)
 # gelu(x) = x / (1 + exp(x (1 + GELU_CUBIC x x) GELU_FACTOR)), the approximation by tanh. Source: arXiv:1606.08415.
 GELU_CUBIC, GELU_FACTOR = np.float32(0.044715), np.float32(-2 * (2 / math.pi) ** 0.5)
 SILU, GELU = 0, 1  # as in `activate`
-MINUS_INFINITY = np.float32(-np.inf)
+MINUS_INFINITY, INFINITY, NAN = np.float32(-np.inf), np.float32(np.inf), np.float32(np.nan)
+# Of int16 in attention: the products of 64 such numbers add up within int32.
+MAX_WORD = np.float32(5792)
+LEAST = np.float32(1e-30)  # numbers of which the largest magnitude is below count as zeros
 
 
 @kernel
 def padded(n: int) -> int:
     """n, or the next number that fills whole vectors."""
     return -(-n // NUM_LANES) * NUM_LANES
+
+
+@kernel
+def group_bytes(dim: int) -> int:
+    """Of a group of 16 keys or values in the pool: their scales, then their numbers."""
+    return LANE_BYTES + 2 * NUM_LANES * padded(dim)
+
+
+@kernel
+def pool_at(index: int, num_slots: int, dim: int) -> int:
+    """Where the index-th pool, of one layer and kv head, begins among those of keys, or of values."""
+    return index * (num_slots // NUM_LANES) * group_bytes(dim)
 
 
 @kernel
@@ -77,14 +96,6 @@ def scale(x: int, factor: float, n: int) -> None:
 
 
 @kernel
-def scale_queries(x: int, factor: float, n: int) -> None:
-    """x *= factor, as the short numbers that attention multiplies by."""
-    times = splat(factor)
-    for at in range(0, n, NUM_LANES):
-        store_first(x + 4 * at, short_query(load_first(x + 4 * at, n - at) * times), n - at)
-
-
-@kernel
 def copy(x: int, n: int, out: int) -> None:
     for at in range(0, n, NUM_LANES):
         store_first(out + 4 * at, load_first(x + 4 * at, n - at), n - at)
@@ -121,19 +132,70 @@ def activate(gate: int, up: int, kind: int, n: int, out: int) -> None:
 
 
 @kernel
-def write_key(key: int, slot: int, dim: int, pool: int) -> None:
-    """A key (D) f32 into (slots / 16, D, 16) f16. NaN goes with it, so that whoever attends to it notices."""
-    at = pool + 2 * (slot // NUM_LANES * NUM_LANES * dim + slot % NUM_LANES)
-    for d in range(dim):
-        set_half(at + 2 * NUM_LANES * d, get_f32(key + 4 * d))
+def word_factor(largest: float) -> Any:
+    """What numbers of that largest magnitude are multiplied by to become words."""
+    return MAX_WORD / largest if LEAST <= largest < INFINITY else ZERO
 
 
 @kernel
-def write_value(value: int, slot: int, dim: int, pool: int) -> None:
-    """A value (D) f32 into (slots, padded D) f16."""
-    row = padded(dim)
-    for at in range(0, dim, NUM_LANES):
-        store_half(pool + 2 * (slot * row + at), load_first(value + 4 * at, dim - at))
+def word_scale(largest: float) -> Any:
+    """What words are multiplied by to become numbers again; NaN if those are not all finite."""
+    if largest < LEAST:
+        return ZERO
+    return largest / MAX_WORD if largest < INFINITY else NAN
+
+
+@kernel
+def make_words(x: int, n: int) -> Any:
+    """n numbers become int16 in their place, an even number of them, the last one 0. Returns their scale."""
+    top = splat(ZERO)
+    for at in range(0, n, NUM_LANES):
+        top = widest(top, load_first(x + 4 * at, n - at))
+    largest = widest_lane(top)
+    factor = word_factor(largest)
+    for at in range(0, n, NUM_LANES):
+        store_words(x + 2 * at, load_first(x + 4 * at, n - at), factor, n - at)
+    if n % 2:
+        set_i16(x + 2 * n, 0)
+    return word_scale(largest)
+
+
+@kernel
+def write_key(words: int, scale: float, slot: int, dim: int, pool: int) -> None:
+    """A key (D) int16 into the pool of one layer and head (storage.py)."""
+    group, key = pool + slot // NUM_LANES * group_bytes(dim), slot % NUM_LANES
+    set_f32(group + 4 * key, scale)
+    for pair in range((dim + 1) // 2):
+        set_i32(group + LANE_BYTES * (1 + pair) + 4 * key, get_i32(words + 4 * pair))
+
+
+@kernel
+def write_value(words: int, scale: float, slot: int, dim: int, pool: int) -> None:
+    """A value (D) int16 likewise."""
+    group, key = pool + slot // NUM_LANES * group_bytes(dim), slot % NUM_LANES
+    set_f32(group + 4 * key, scale)
+    at = group + LANE_BYTES + key // 2 * 4 * padded(dim) + 2 * (key % 2)
+    for d in range(dim):
+        set_i16(at + 4 * d, get_i16(words + 2 * d))
+
+
+@kernel
+def read_key(pool: int, slot: int, dim: int, words: int) -> float:
+    """What write_key() has been given, of an even dim; returns the scale."""
+    group, key = pool + slot // NUM_LANES * group_bytes(dim), slot % NUM_LANES
+    for pair in range(dim // 2):
+        set_i32(words + 4 * pair, get_i32(group + LANE_BYTES * (1 + pair) + 4 * key))
+    return get_f32(group + 4 * key)
+
+
+@kernel
+def read_value(pool: int, slot: int, dim: int, words: int) -> float:
+    """What write_value() has been given; returns the scale."""
+    group, key = pool + slot // NUM_LANES * group_bytes(dim), slot % NUM_LANES
+    at = group + LANE_BYTES + key // 2 * 4 * padded(dim) + 2 * (key % 2)
+    for d in range(dim):
+        set_i16(words + 2 * d, get_i16(at + 4 * d))
+    return get_f32(group + 4 * key)
 
 
 @kernel

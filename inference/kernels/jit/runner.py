@@ -22,7 +22,7 @@ from inference.kernels.jit.linear_rows import BLOCK, STEP, quantised_bytes, tile
 from inference.kernels.jit.linear_tiles import MIN_TILED
 from inference.kernels.jit.packing import PackedMatrix, aligned
 from inference.kernels.jit.records import EXPERT_FIELDS, JOB, LAYER, PASS, PASS_FIELDS
-from inference.kernels.jit.storage import HalfStorage
+from inference.kernels.jit.storage import IntegerStorage
 from inference.kernels.jit.team import Team
 from inference.types import F32, ForwardBatch
 
@@ -106,7 +106,7 @@ class PassRunner:
         kept = self._passes, self._counters, layers, self._segments
         self._team = Team(num_threads, _Served(addresses, kept))
 
-    def run(self, batch: ForwardBatch, kv: HalfStorage) -> F32:
+    def run(self, batch: ForwardBatch, kv: IntegerStorage) -> F32:
         """The logits (R, V) of the wanted rows; K and V of all tokens are in the pool then."""
         logits = np.empty((len(batch.logits_rows), int(self._constants["vocab"])), np.float32)
         half = self._team.prepare()
@@ -126,7 +126,7 @@ class PassRunner:
         """Ends the threads of the team."""
         self._team.close()
 
-    def _fields(self, batch: ForwardBatch, kv: HalfStorage) -> dict[str, int]:
+    def _fields(self, batch: ForwardBatch, kv: IntegerStorage) -> dict[str, int]:
         T, R = len(batch.token_ids), len(batch.logits_rows)
         rows = max(T, R)
         starts, ends = batch.query_start.tolist(), batch.context_lens.tolist()

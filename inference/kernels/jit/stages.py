@@ -7,12 +7,16 @@ returns is the number of the next one.
 
 from __future__ import annotations
 
+import numpy as np
+
 from inference.kernels.jit import elementwise
+from inference.kernels.jit.attention_tiles import query_scale_at
+from inference.kernels.jit.elementwise import NAN, ZERO
 from inference.kernels.jit.kernel_cache import kernel
 from inference.kernels.jit.linear import embed, quantise
 from inference.kernels.jit.records import Record
 from inference.kernels.jit.team import done, take, wait
-from inference.kernels.jit.vectors import get_i32, get_i64
+from inference.kernels.jit.vectors import get_i32, get_i64, set_f32
 
 QUANTISED_STEP = 32  # inputs of products are rows of a multiple of so many numbers, zeros behind
 
@@ -129,7 +133,7 @@ def quantise_rows(p: Record, rows: int, quantised: int, tiles: int, width: int, 
 
 @kernel
 def place_heads(p: Record, w: Record, layer: int, counters: int, stage: int) -> int:
-    """Biases, norms and rotation of queries and keys; keys and values go into the pool, queries are scaled."""
+    """Biases, norms and rotation of queries and keys; all become words, of which keys and values go into the pool."""
     num_tasks = -(-p.num_tokens // p.row_step)
     task = take(counters, stage, num_tasks)
     while task >= 0:
@@ -156,14 +160,19 @@ def _place_row(p: Record, w: Record, layer: int, row: int) -> None:
             elementwise.rms_norm(at, norm, p.eps, p.dim, at)
         if w.cos:
             elementwise.rotate(at, w.cos + angles, w.sin + angles, half)
-    elementwise.scale_queries(heads, p.attention_scale, p.num_heads * p.dim)
+    for head in range(p.num_heads):
+        at = heads + head * size
+        scale = elementwise.make_words(at, p.dim) * p.attention_scale
+        set_f32(at + query_scale_at(p.dim), scale)
     slot = get_i64(p.slots + 8 * row)
     for head in range(p.num_kv_heads):
-        place = (layer * p.num_kv_heads + head) * p.num_slots
-        key = heads + (p.num_heads + head) * size
-        elementwise.write_key(key, slot, p.dim, p.keys + 2 * place * p.dim)
-        value = heads + (num_turned + head) * size
-        elementwise.write_value(value, slot, p.dim, p.values + 2 * place * elementwise.padded(p.dim))
+        pool = elementwise.pool_at(layer * p.num_kv_heads + head, p.num_slots, p.dim)
+        key, value = heads + (p.num_heads + head) * size, heads + (num_turned + head) * size
+        key_scale, value_scale = elementwise.make_words(key, p.dim), elementwise.make_words(value, p.dim)
+        if np.isnan(value_scale):  # zero times NaN is not zero: whoever attends to it is told by the key
+            key_scale, value_scale = NAN, ZERO
+        elementwise.write_key(key, key_scale, slot, p.dim, p.keys + pool)
+        elementwise.write_value(value, value_scale, slot, p.dim, p.values + pool)
 
 
 @kernel

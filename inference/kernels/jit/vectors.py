@@ -1,8 +1,8 @@
 """Sixteen float32 numbers as one value inside a compiled kernel, so that kernels read like arithmetic.
 
 `lanes` is an LLVM vector <16 x float>: one register with AVX-512, two with AVX2, four with NEON. Every operation is
-IEEE, rounded once and never contracted (what may be is said where it is, attention_tiles.py), so its bits are the same
-on each of them and in NumPy. Addresses are plain integers, in bytes; what lies there is the caller's business.
+IEEE, rounded once and never contracted, so its bits are the same on each of them and in NumPy. Addresses are plain
+integers, in bytes; what lies there is the caller's business.
 """
 
 from __future__ import annotations
@@ -17,14 +17,19 @@ from numba.core.imputils import lower_builtin
 from numba.core.typing.templates import ConcreteTemplate, infer_global, signature
 from numba.extending import models, register_model
 
+from inference.kernels.jit.cpu import available_tiers
 from inference.kernels.jit.kernel_cache import instruction, kernel
 
 NUM_LANES = 16
 LANE_BYTES = 64  # of one vector in memory
 
-F16, F32, I32, I64 = ir.HalfType(), ir.FloatType(), ir.IntType(32), ir.IntType(64)
-F16X16, F32X16, I32X16 = ir.VectorType(F16, 16), ir.VectorType(F32, 16), ir.VectorType(I32, 16)
-MAX_F16 = 65504.0
+F32, I16, I32, I64 = ir.FloatType(), ir.IntType(16), ir.IntType(32), ir.IntType(64)
+F32X16, I16X16, I32X16 = ir.VectorType(F32, 16), ir.VectorType(I16, 16), ir.VectorType(I32, 16)
+ROUND = 12582912.0  # 1.5 * 2**23: adding it leaves the nearest integer in the low bits, ties to even
+# What sums pairs of 16-bit products on this CPU, and of how many lanes; "": plain vector code does.
+ADDS, ADDED_LANES = next(
+    ((tier.adds, tier.lanes) for tier in available_tiers() if tier.adds or tier.name == "neon"), ("", NUM_LANES)
+)
 
 
 class LanesType(types.Type):
@@ -55,10 +60,8 @@ def splat_of(builder: Any, scalar: Any) -> Any:
     return builder.shuffle_vector(first, undefined, ir.Constant(I32X16, [0] * NUM_LANES))
 
 
-def load_vector(builder: Any, at: Any, *, is_half: bool = False) -> Any:
-    """<16 x float> from memory, where it may lie as float16."""
-    if is_half:
-        return builder.fpext(builder.load(pointer(builder, at, F16X16), align=2), F32X16)
+def load_vector(builder: Any, at: Any) -> Any:
+    """<16 x float> from memory."""
     return builder.load(pointer(builder, at, F32X16), align=4)
 
 
@@ -66,6 +69,30 @@ def ask_for_line(builder: Any, at: Any) -> None:
     """Has a cache line fetched into the second cache; nothing need be there."""
     kinds = [ir.Constant(I32, value) for value in (0, 2, 1)]  # to read; not into the first cache; data
     call(builder, "llvm.prefetch.p0", ir.VoidType(), pointer(builder, at, ir.IntType(8)), *kinds)
+
+
+def add_products(builder: Any, total: Any, words: Any, pair: Any) -> Any:
+    """total + the products of each lane's two words (int16) with those of pair, an i32; total, words <16 x i32>.
+
+    Where there is no instruction for pairs, the first words of all lanes are multiplied, then the second ones.
+    """
+    pairs = splat_of(builder, pair)
+    if not ADDS:
+        for shift in (16, 0):
+            low, high = (builder.shl(x, ir.Constant(I32X16, [shift] * NUM_LANES)) for x in (words, pairs))
+            low, high = (builder.ashr(x, ir.Constant(I32X16, [16] * NUM_LANES)) for x in (low, high))
+            total = builder.add(total, builder.mul(low, high))
+        return total
+    sums = []
+    for first in range(0, NUM_LANES, ADDED_LANES):
+        numbers = ir.Constant(ir.VectorType(I32, ADDED_LANES), list(range(first, first + ADDED_LANES)))
+        kind = ir.VectorType(I16, 2 * ADDED_LANES)
+        parts = [builder.bitcast(builder.shuffle_vector(x, x, numbers), kind) for x in (words, pairs)]
+        sums.append(call(builder, ADDS, ir.VectorType(I32, ADDED_LANES), *parts))
+    while len(sums) > 1:
+        places = ir.Constant(ir.VectorType(I32, 2 * sums[0].type.count), list(range(2 * sums[0].type.count)))
+        sums = [builder.shuffle_vector(*sums[i : i + 2], places) for i in range(0, len(sums), 2)]
+    return builder.add(total, sums[0])
 
 
 def constant(value: float) -> Any:
@@ -97,9 +124,14 @@ def load(typingctx: Any, at: Any) -> Any:
 
 
 @instruction
-def load_half(typingctx: Any, at: Any) -> Any:
-    """16 float16, converted, which is exact."""
-    return lanes(types.int64), lambda context, builder, sig, args: load_vector(builder, args[0], is_half=True)
+def ask(typingctx: Any, at: Any) -> Any:
+    """See ask_for_line()."""
+
+    def emit(context: Any, builder: Any, sig: Any, args: Any) -> Any:
+        ask_for_line(builder, args[0])
+        return context.get_dummy_value()
+
+    return types.void(types.int64), emit
 
 
 @instruction
@@ -152,18 +184,23 @@ def store_first(typingctx: Any, at: Any, value: Any, count: Any) -> Any:
 
 
 @instruction
-def store_half(typingctx: Any, at: Any, value: Any) -> Any:
-    """As 16 float16, rounded to nearest even; what is beyond their range, NaN included, as their largest number."""
+def store_words(typingctx: Any, at: Any, value: Any, factor: Any, count: Any) -> Any:
+    """The first count lanes times factor, rounded to the nearest of int16 (ties to even), which they must be among."""
 
     def emit(context: Any, builder: Any, sig: Any, args: Any) -> Any:
-        at, value = args
-        top, bottom = constant(MAX_F16), constant(-MAX_F16)
-        value = builder.select(builder.fcmp_ordered("<", value, top), value, top)
-        value = builder.select(builder.fcmp_ordered(">", value, bottom), value, bottom)
-        builder.store(builder.fptrunc(value, F16X16), pointer(builder, at, F16X16), align=2)
+        at, value, factor, count = args
+        shifted = builder.fadd(builder.fmul(value, splat_of(builder, factor)), constant(ROUND))
+        words = builder.trunc(builder.bitcast(shifted, I32X16), I16X16)  # the low bits of ROUND itself are zeros
+        place, align = pointer(builder, at, I16X16), ir.Constant(I32, 2)
+        with builder.if_else(_is_whole(builder, count)) as (whole, partial):
+            with whole:
+                builder.store(words, place, align=2)
+            with partial:
+                mask = _is_below(builder, count)
+                call(builder, "llvm.masked.store.v16i16.p0", ir.VoidType(), words, place, align, mask)
         return context.get_dummy_value()
 
-    return types.void(types.int64, lanes), emit
+    return types.void(types.int64, lanes, types.float32, types.int64), emit
 
 
 @instruction
@@ -181,18 +218,22 @@ def set_f32(typingctx: Any, at: Any, value: Any) -> Any:
 
 
 @instruction
-def set_half(typingctx: Any, at: Any, value: Any) -> Any:
-    """One number, like store_half, but NaN stays what it is."""
+def get_i16(typingctx: Any, at: Any) -> Any:
+    """An int16 as int64."""
 
     def emit(context: Any, builder: Any, sig: Any, args: Any) -> Any:
-        at, value = args
-        top, bottom = ir.Constant(F32, MAX_F16), ir.Constant(F32, -MAX_F16)
-        value = builder.select(builder.fcmp_ordered(">", value, top), top, value)
-        value = builder.select(builder.fcmp_ordered("<", value, bottom), bottom, value)
-        builder.store(builder.fptrunc(value, F16), pointer(builder, at, F16), align=2)
+        return builder.sext(builder.load(pointer(builder, args[0], I16), align=2), I64)
+
+    return types.int64(types.int64), emit
+
+
+@instruction
+def set_i16(typingctx: Any, at: Any, value: Any) -> Any:
+    def emit(context: Any, builder: Any, sig: Any, args: Any) -> Any:
+        builder.store(builder.trunc(args[1], I16), pointer(builder, args[0], I16), align=2)
         return context.get_dummy_value()
 
-    return types.void(types.int64, types.float32), emit
+    return types.void(types.int64, types.int64), emit
 
 
 @instruction
@@ -314,6 +355,30 @@ def max_lanes(typingctx: Any, value: Any) -> Any:
     return types.float32(lanes), emit
 
 
+@instruction
+def widest(typingctx: Any, top: Any, value: Any) -> Any:
+    """The larger of each lane of `top` and the magnitude of the value's; NaN is larger than any number."""
+
+    def emit(context: Any, builder: Any, sig: Any, args: Any) -> Any:
+        top, bits = (builder.bitcast(value, I32X16) for value in args)
+        bits = builder.and_(bits, ir.Constant(I32X16, [0x7FFFFFFF] * NUM_LANES))
+        largest = call(builder, "llvm.smax.v16i32", I32X16, top, bits)
+        return builder.bitcast(largest, F32X16)
+
+    return lanes(lanes, lanes), emit
+
+
+@instruction
+def widest_lane(typingctx: Any, value: Any) -> Any:
+    """The largest of magnitudes; NaN is larger than any number."""
+
+    def emit(context: Any, builder: Any, sig: Any, args: Any) -> Any:
+        bits = builder.bitcast(args[0], I32X16)
+        return builder.bitcast(call(builder, "llvm.vector.reduce.smax.v16i32", I32, bits), F32)
+
+    return types.float32(lanes), emit
+
+
 def _fold(builder: Any, value: Any, combine: Any) -> Any:
     for half in (8, 4, 2, 1):
         numbers = [ir.Constant(ir.VectorType(I32, half), list(range(start, start + half))) for start in (0, half)]
@@ -322,39 +387,9 @@ def _fold(builder: Any, value: Any, combine: Any) -> Any:
     return builder.extract_element(value, ir.Constant(I32, 0))
 
 
-# A short number has 13 significant bits: its product with a float16 is exact in float32, so that it does not matter
-# whether a CPU adds it in one instruction or in two. It is large enough that nothing of a product gets lost at the
-# lower end of float32 either, and as a query small enough for the upper one.
-LOST_BITS = 11
-SMALLEST, LARGEST = 2.0**-100, 2.0**100  # short queries
-WEIGHT_LOW = -64.0  # weights of attention are not below exp(WEIGHT_LOW) = 2 ** -92
-
-
-def _integers(value: int) -> Any:
-    return ir.Constant(I32X16, [value] * NUM_LANES)
-
-
-def _short(builder: Any, value: Any) -> Any:
-    bits = builder.add(builder.bitcast(value, I32X16), _integers(1 << (LOST_BITS - 1)))
-    return builder.bitcast(builder.and_(bits, _integers(-1 << LOST_BITS)), F32X16)
-
-
-@instruction
-def short_query(typingctx: Any, value: Any) -> Any:
-    """The nearest short numbers, the one further from 0 if two are; 0 below SMALLEST, NaN from LARGEST on."""
-
-    def emit(context: Any, builder: Any, sig: Any, args: Any) -> Any:
-        magnitude = call(builder, "llvm.fabs.v16f32", F32X16, args[0])
-        is_tiny = builder.fcmp_ordered("<", magnitude, constant(SMALLEST))
-        short = builder.select(is_tiny, constant(0.0), _short(builder, args[0]))
-        return builder.select(builder.fcmp_ordered("<", magnitude, constant(LARGEST)), short, constant(float("nan")))
-
-    return lanes(lanes), emit
-
-
+WEIGHT_LOW = -64.0  # weights of attention are not below exp(WEIGHT_LOW), so that no product of theirs is subnormal
 # exp(x) = 2 ** n * p(r) with n the nearest whole number to x / ln 2 and r what is left, |r| <= ln 2 / 2.
 EXP_LOW, EXP_HIGH = -87.0, 88.0
-ROUND = 12582912.0  # 1.5 * 2**23: adding it leaves the nearest integer in the low bits, ties to even
 LOG2_E = 1.44269504088896341
 LN2_HIGH, LN2_LOW = 0.693359375, -2.12194440e-4  # the first has so few bits that n times it is exact
 EXP_TERMS = (
@@ -397,7 +432,7 @@ def _zero_below(builder: Any, x: Any, low: float, value: Any) -> Any:
 def exp(typingctx: Any, value: Any) -> Any:
     """e to the power of each lane: exactly 0 below EXP_LOW, no more than at EXP_HIGH above it. Cephes' expf.
 
-    NaN stays NaN, if its low bits are zeros as in all that comes from calculations or from float16.
+    NaN stays NaN, if its low bits are zeros as in all that comes from calculations.
     """
 
     def emit(context: Any, builder: Any, sig: Any, args: Any) -> Any:
@@ -417,10 +452,10 @@ def exp_rest(typingctx: Any, value: Any) -> Any:
 
 @instruction
 def weight_of(typingctx: Any, value: Any, rest: Any) -> Any:
-    """The second half, with what exp_rest() has said: exp(value), short; exactly 0 below WEIGHT_LOW."""
+    """The second half, with what exp_rest() has said: exp(value), exactly 0 below WEIGHT_LOW."""
 
     def emit(context: Any, builder: Any, sig: Any, args: Any) -> Any:
-        return _zero_below(builder, args[0], WEIGHT_LOW, _short(builder, _power(builder, *args)))
+        return _zero_below(builder, args[0], WEIGHT_LOW, _power(builder, *args))
 
     return lanes(lanes, lanes), emit
 
