@@ -1,7 +1,7 @@
 """Runs a decoder on compiled kernels: weights stay as small as the file stores them, a pass is one call.
 
 The arithmetic ("q15") is the same on every tier: activations of a product as 15-bit integers, sums in one order, K and
-V in float16. So is the fingerprint: KV of one tier is good on another.
+V in 16-bit integers with scales. So is the fingerprint: KV of one tier is good on another.
 """
 
 from __future__ import annotations

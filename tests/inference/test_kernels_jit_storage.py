@@ -73,8 +73,19 @@ def test_size_is_stated_and_begins_at_a_cache_line() -> None:
 def test_what_cannot_be_is_refused_with_numbers() -> None:
     with pytest.raises(ValueError, match="block_size is 8"):
         IntegerStorage(L, K, D, 4, 8)
-    with pytest.raises(ValueError, match="17 rows of a block of 16"):
-        filled(2, 16).copy_rows(0, 1, 17)
+    kv = filled(2, 16)
+    rows_of_two = kv.read_block(0, 2)
+    for refused in (
+        lambda: kv.copy_rows(0, 1, 17),
+        lambda: kv.read_block(0, 17),
+        lambda: kv.read_block(0, -1),
+        lambda: kv.write_block(0, 3, rows_of_two),
+        lambda: kv.write_block(0, 17, memoryview(bytes(20 * kv.bytes_per_token))),
+    ):
+        before = kv.k.tobytes(), kv.v.tobytes()
+        with pytest.raises(ValueError, match=r"cannot take -?\d+ rows of \d+, in blocks of 16"):
+            refused()
+        assert before == (kv.k.tobytes(), kv.v.tobytes())
     with pytest.raises(PoolTooLarge) as caught:
         IntegerStorage(32, 8, 128, 1 << 40, 16)
     assert caught.value.num_tokens == 16 << 40

@@ -26,7 +26,7 @@ from inference.kernels.jit.storage import IntegerStorage
 from inference.kernels.jit.team import Team
 from inference.types import F32, ForwardBatch
 
-JOB_HEADS = 96  # rows of attention that share a converted chunk, about
+JOB_HEADS = 96  # rows of attention that are one task, about, and share what they read in the caches
 MAX_PART_BYTES = 64 << 20  # of parts that wait to be folded together
 SMALL_STEP, LARGE_STEP = BLOCK, 4 * BLOCK  # rows of a task, or fewer, so that few rows are work for every thread
 MANY_TOKENS = 64

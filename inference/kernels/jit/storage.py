@@ -100,8 +100,6 @@ class IntegerStorage:
 
     def copy_rows(self, src_block: int, dst_block: int, num_rows: int) -> None:
         """Copies the first num_rows token rows of a block to another, in all layers."""
-        if not 0 <= num_rows <= self.block_size:
-            raise ValueError(f"cannot copy {num_rows} rows of a block of {self.block_size}")
         self.write_block(dst_block, num_rows, self.read_block(src_block, num_rows))
 
     def zero_block(self, block_id: int) -> None:
@@ -112,6 +110,7 @@ class IntegerStorage:
 
     def read_block(self, block_id: int, num_rows: int) -> memoryview:
         """A copy of the first num_rows rows, see read_rows()."""
+        self._check(num_rows, self.block_size)
         data = np.empty(num_rows * self.bytes_per_token, np.uint8)
         read_rows(data.ctypes.data, num_rows, *self._pools, block_id * self.block_size, self._dim)
         return data.data
@@ -119,5 +118,11 @@ class IntegerStorage:
     def write_block(self, block_id: int, num_rows: int, data: memoryview) -> None:
         """Writes the first num_rows rows of what read_block() has given, for as many rows or more."""
         num_stored = len(data) // self.bytes_per_token
+        self._check(num_rows, min(num_stored, self.block_size))
         rows = np.frombuffer(data, np.uint8)
         write_rows(rows.ctypes.data, num_stored, num_rows, *self._pools, block_id * self.block_size, self._dim)
+
+    def _check(self, num_rows: int, num_there: int) -> None:
+        """Compiled code is about to believe it."""
+        if not 0 <= num_rows <= num_there:
+            raise ValueError(f"cannot take {num_rows} rows of {num_there}, in blocks of {self.block_size}")

@@ -10,6 +10,7 @@ from __future__ import annotations
 import operator
 from typing import Any
 
+import llvmlite.binding as llvm
 from llvmlite import ir
 from numba import types
 from numba.core import cgutils
@@ -28,7 +29,7 @@ F32X16, I16X16, I32X16 = ir.VectorType(F32, 16), ir.VectorType(I16, 16), ir.Vect
 ROUND = 12582912.0  # 1.5 * 2**23: adding it leaves the nearest integer in the low bits, ties to even
 # What sums pairs of 16-bit products on this CPU, and of how many lanes; "": plain vector code does.
 ADDS, ADDED_LANES = next(
-    ((tier.adds, tier.lanes) for tier in available_tiers() if tier.adds or tier.name == "neon"), ("", NUM_LANES)
+    ((tier.adds, tier.lanes) for tier in available_tiers(llvm.get_host_cpu_features()) if tier.adds), ("", NUM_LANES)
 )
 
 
@@ -387,7 +388,7 @@ def _fold(builder: Any, value: Any, combine: Any) -> Any:
     return builder.extract_element(value, ir.Constant(I32, 0))
 
 
-WEIGHT_LOW = -64.0  # weights of attention are not below exp(WEIGHT_LOW), so that no product of theirs is subnormal
+WEIGHT_LOW = -64.0  # weights of attention below exp(WEIGHT_LOW) are 0: subnormal numbers take long on some CPUs
 # exp(x) = 2 ** n * p(r) with n the nearest whole number to x / ln 2 and r what is left, |r| <= ln 2 / 2.
 EXP_LOW, EXP_HIGH = -87.0, 88.0
 LOG2_E = 1.44269504088896341
