@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import subprocess
 import sys
 import time
 from pathlib import Path
@@ -13,7 +14,9 @@ from inference.kernels.jit import compile_ahead as room
 from inference.kernels.jit.compile_ahead import CompilingFailed, compile_ahead, is_compiled
 from inference.kernels.jit.kernel_cache import UNUSED_S, entry, folder_of
 from inference.kernels.quantized import FloatForm, IntegerForm
+from tests.conftest import ROOT
 
+SAY_ENTRIES = "from inference.kernels.jit.kernel_cache import source_times; print(source_times())"
 FORMS = (FloatForm("f16"), IntegerForm("u4", 32, "f16", has_minimum=True))
 
 
@@ -37,6 +40,23 @@ def test_the_child_leaves_products_in_the_folder(root: Path) -> None:
     assert len(list(folder_of(root).glob("linear-*.o"))) == 2  # of the form, and of activations
     room._mark(root).unlink()
     assert not is_compiled(root, "generic", FORMS[:1]), "the pass was never finished"
+
+
+def test_the_child_compiles_all_that_an_engine_calls() -> None:
+    """Entries of a file that it does not import would be missing, and every load would start a child in vain."""
+    imports = "inference.kernels.jit.compile_ahead", "inference.model.compiled"
+    known = [
+        subprocess.run(
+            [sys.executable, "-c", f"import {name}; {SAY_ENTRIES}"],
+            cwd=ROOT,
+            capture_output=True,
+            text=True,
+            check=True,
+        ).stdout
+        for name in imports
+    ]
+    assert known[0] == known[1]
+    assert "storage.py" in known[0]
 
 
 def test_a_child_that_fails_says_why(root: Path) -> None:

@@ -19,6 +19,7 @@ from pathlib import Path
 from typing import IO
 
 from inference.errors import InferenceError
+from inference.kernels.jit import storage  # noqa: F401  what Python calls of it is compiled here, too
 from inference.kernels.jit.cpu import choose_tier, host
 from inference.kernels.jit.forward import compile_parts, compile_pass
 from inference.kernels.jit.kernel_cache import compile_entries, folder_of, keep_compiled, source_times
