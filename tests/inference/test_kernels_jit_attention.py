@@ -146,7 +146,7 @@ def test_the_bits_are_those_of_the_oracle(num_tokens: int, kind: str, dim: int) 
 
 @pytest.mark.parametrize("dim", [64, 128])
 def test_attention_is_near_that_of_float64(dim: int) -> None:
-    """Twice as near as float16 would be, with a key that most rows look at, as models have."""
+    """Nearer than with float16, with a key that most rows look at, as models have."""
     rng = np.random.default_rng(1)
     q, keys, values = (rng.normal(size=shape).astype(np.float32) for shape in ((5, 3, dim), (300, dim), (300, dim)))
     keys[0] *= 3

@@ -82,10 +82,8 @@ def _expect(p: Record, layer: int, thread: int, task: int) -> None:
 @kernel
 def _expect_chunk(p: Record, layer: int, thread: int, job: int, head: int, chunk: int) -> None:
     context = get_i64(job + POSITION) + get_i64(job + NUM_ROWS)
-    keys, scratch = (
-        p.keys + pool_at(layer * p.num_kv_heads + head, p.num_slots, p.dim),
-        p.scratch + thread * p.scratch_bytes,
-    )
+    keys = p.keys + pool_at(layer * p.num_kv_heads + head, p.num_slots, p.dim)
+    scratch = p.scratch + thread * p.scratch_bytes
     expect(chunk, context, get_i64(job + TABLE), p.block_size, keys, p.dim, scratch)
 
 

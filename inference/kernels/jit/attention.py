@@ -128,7 +128,9 @@ def attend_chunk(
         end = min(high, position + (min(first + TILE_ROWS, num_rows) - 1) // group + 1 - start)
         end_group = max(first_group, -(-end // KEY_GROUP))
         for g in range(first_group // TILE_WIDTH * TILE_WIDTH, end_group, TILE_WIDTH):
-            tiles.scores(queries + 8 * first, scratch + KEYS_AT + 8 * g, dim, scratch + SCORES_AT + LANE_BYTES * g)
+            tiles.scores(
+                queries + 8 * first, scratch + KEYS_AT + 8 * g, dim, scratch + SCORES_AT + LANE_BYTES * g, 0, 0
+            )
         for row in range(TILE_ROWS):
             newest = position + min(first + row, num_rows - 1) // group - start
             part = parts + (first + row) * size
@@ -289,10 +291,10 @@ def _tile_values(first: int, end: int, dim: int, scratch: int, parts: int) -> No
     row_bytes, size = 4 * padded(dim), part_bytes(dim)
     offset = 0
     while offset + LANE_BYTES * TILE_WIDTH <= row_bytes:
-        tiles.values(weights, groups, row_bytes, offset, first, end, parts + offset, size)
+        tiles.values(weights, groups, row_bytes, offset, first, end, parts + offset, size, 0)
         offset += LANE_BYTES * TILE_WIDTH
     while offset < row_bytes:
-        tiles.values_last(weights, groups, row_bytes, offset, first, end, parts + offset, size)
+        tiles.values_last(weights, groups, row_bytes, offset, first, end, parts + offset, size, 0)
         offset += LANE_BYTES
 
 

@@ -6,13 +6,14 @@ them add up exactly, whatever the tile and the order. What follows is one chain 
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import llvmlite.binding as llvm
 from llvmlite import ir
 from numba import types
 
+from inference.kernels.jit.ir import emit_loop
 from inference.kernels.jit.kernel_cache import instruction, kernel
 from inference.kernels.jit.vectors import (
     F32,
@@ -51,30 +52,6 @@ def query_scale_at(dim: int) -> int:
 # Emitting
 
 
-def _loop(
-    builder: Any, first: Any, end: Any, step: int, carried: list[Any], body: Callable[..., list[Any]]
-) -> list[Any]:
-    """for i in range(first, end, step): carried = body(i, carried). Returns what is carried at the end."""
-    before = builder.block
-    head, inside, done = (builder.append_basic_block(name) for name in ("loop", "body", "done"))
-    builder.branch(head)
-    builder.position_at_end(head)
-    index = builder.phi(I64)
-    index.add_incoming(first, before)
-    values = [builder.phi(value.type) for value in carried]
-    for phi, value in zip(values, carried, strict=True):
-        phi.add_incoming(value, before)
-    builder.cbranch(builder.icmp_signed("<", index, end), inside, done)
-    builder.position_at_end(inside)
-    results = body(index, values)
-    index.add_incoming(builder.add(index, ir.Constant(I64, step)), builder.block)
-    for phi, result in zip(values, results, strict=True):
-        phi.add_incoming(result, builder.block)
-    builder.branch(head)
-    builder.position_at_end(done)
-    return values
-
-
 def _offset(builder: Any, at: Any, index: Any, size: int) -> Any:
     return builder.add(at, builder.mul(index, ir.Constant(I64, size)))
 
@@ -91,7 +68,9 @@ def _smaller(builder: Any, a: Any, b: Any) -> Any:
     return builder.select(builder.icmp_signed("<", a, b), a, b)
 
 
-def _added(builder: Any, sums: list[Any], width: int, places: list[Any], pair_of: Callable[[int], Any]) -> list[Any]:
+def _added(
+    builder: Any, sums: Sequence[Any], width: int, places: list[Any], pair_of: Callable[[int], Any]
+) -> list[Any]:
     """sums[row][w] + the products of pair_of(row), two words, with those of the w-th place, in each lane."""
     vectors = [builder.load(pointer(builder, place, I32X16), align=4) for place in places]
     results = []
@@ -102,7 +81,7 @@ def _added(builder: Any, sums: list[Any], width: int, places: list[Any], pair_of
     return results
 
 
-def _take_in(builder: Any, sums: list[Any], is_first: Any, place_of: Callable[[int], Any], scaled: Any) -> None:
+def _take_in(builder: Any, sums: Sequence[Any], is_first: Any, place_of: Callable[[int], Any], scaled: Any) -> None:
     """Adds scaled(index, float of a sum) to what lies at place_of(index); there is nothing yet if is_first."""
     for index, total in enumerate(sums):
         place = pointer(builder, place_of(index), F32X16)
@@ -118,16 +97,17 @@ def _zeros(count: int) -> list[Any]:
 # Tiles
 
 
-def _scores_tile(rows: int, width: int, *, is_direct: bool) -> Any:
-    """(queries, groups, D, out): products of `rows` queries with the keys of `width` groups.
+def _scores_tile(rows: int, width: int) -> Any:
+    """(queries, groups, D, out, ahead, values): products of `rows` queries with the keys of `width` groups.
 
-    queries, groups: addresses of as many addresses, of queries and of groups (storage.py). out: rows of scores. If it
-    is direct there are two more, (..., ahead, values): addresses of `width` addresses each, of groups of keys and of
-    values that are asked for meanwhile, a line at a time: many at once would hold up what is read.
+    queries, groups: addresses of as many addresses, of queries and of groups (storage.py). out: rows of scores.
+    ahead, values: addresses of `width` addresses each, of groups of keys and of values that up to MAX_DIRECT rows ask
+    for meanwhile, a line at a time: many at once would hold up what is read.
     """
 
     def emit(context: Any, builder: Any, sig: Any, args: Any) -> Any:
         queries, groups, dim, out, *asked = args
+        asked = asked if rows <= MAX_DIRECT else []
         starts = [_read(builder, queries, ir.Constant(I64, row)) for row in range(rows)]
         keys = [_read(builder, groups, ir.Constant(I64, w)) for w in range(width)]
         wanted = [_read(builder, table, ir.Constant(I64, w)) for table in asked for w in range(width)]
@@ -136,16 +116,16 @@ def _scores_tile(rows: int, width: int, *, is_direct: bool) -> Any:
         for at in wanted:
             ask_for_line(builder, at)
 
-        def add_pair(pair: Any, sums: list[Any]) -> list[Any]:
+        def add_pair(pair: Any, *sums: Any) -> list[Any]:
             line = builder.mul(_offset_by(builder, pair, 1), ir.Constant(I64, LANE_BYTES))
             for at in wanted:
                 ask_for_line(builder, builder.add(at, line))
             places = [builder.add(at, line) for at in keys]
             return _added(builder, sums, width, places, lambda row: _offset(builder, starts[row], pair, 4))
 
-        def add_span(first: Any, _: list[Any]) -> list[Any]:
+        def add_span(first: Any) -> list[Any]:
             end = _smaller(builder, _offset_by(builder, first, SPAN // 2), num_pairs)
-            sums = _loop(builder, first, end, 1, _zeros(rows * width), add_pair)
+            sums = emit_loop(builder, first, end, 1, _zeros(rows * width), add_pair)
             is_first = builder.icmp_signed("==", first, ir.Constant(I64, 0))
 
             def place_of(index: int) -> Any:
@@ -159,46 +139,43 @@ def _scores_tile(rows: int, width: int, *, is_direct: bool) -> Any:
             _take_in(builder, sums, is_first, place_of, scaled)
             return []
 
-        _loop(builder, ir.Constant(I64, 0), num_pairs, SPAN // 2, [], add_span)
+        emit_loop(builder, ir.Constant(I64, 0), num_pairs, SPAN // 2, [], add_span)
         return context.get_dummy_value()
 
     @instruction
-    def tile(typingctx: Any, queries: Any, groups: Any, dim: Any, out: Any) -> Any:
-        return types.void(*[types.int64] * 4), emit
-
-    @instruction
-    def asking(typingctx: Any, queries: Any, groups: Any, dim: Any, out: Any, ahead: Any, values: Any) -> Any:
+    def tile(typingctx: Any, queries: Any, groups: Any, dim: Any, out: Any, ahead: Any, values: Any) -> Any:
         return types.void(*[types.int64] * 6), emit
 
-    return asking if is_direct else tile
+    return tile
 
 
-def _values_tile(rows: int, width: int, *, is_direct: bool) -> Any:
-    """(weights, groups, row_bytes, offset, first, end, out, out_bytes): values weighted and added up.
+def _values_tile(rows: int, width: int) -> Any:
+    """(weights, groups, row_bytes, offset, first, end, out, out_bytes, following): values weighted and added up.
 
     weights: rows of CHUNK int16 with the scales of spans behind; groups: addresses of groups of values, of which first
     .. end - 1 are taken. row_bytes: from one pair of values to the next; 16 * width components from `offset` on, in
-    bytes of these. out: rows of out_bytes. If it is direct there is one more, following: addresses of groups of keys,
-    of which as much is asked for meanwhile, so that all of it is when all components are done, and so are values ahead.
+    bytes of these. out: rows of out_bytes. following: addresses of groups of keys, of which up to MAX_DIRECT rows ask
+    for as much meanwhile, so that all of it is when all components are done, and for values ahead.
     """
 
     def emit(context: Any, builder: Any, sig: Any, args: Any) -> Any:
-        weights, groups, row_bytes, offset, first, end, out, out_bytes, *following = args
+        weights, groups, row_bytes, offset, first, end, out, out_bytes, following = args
+        is_direct = rows <= MAX_DIRECT
 
-        def add_group(group: Any, sums: list[Any]) -> list[Any]:
+        def add_group(group: Any, *sums: Any) -> Sequence[Any]:
             at = _offset_by(builder, builder.add(_read(builder, groups, group), offset), LANE_BYTES)
             wanted = []
-            if following:
+            if is_direct:
                 # Behind the values' addresses lie those of the following keys.
                 wanted = [
                     _read(builder, groups, _offset_by(builder, group, AHEAD)),
-                    _read(builder, following[0], group),
+                    _read(builder, following, group),
                 ]
             share = _offset_by(builder, builder.mul(offset, ir.Constant(I64, PAIRS)), LANE_BYTES)
             wanted = [builder.add(other, share) for other in wanted]
             pairs = _offset(builder, weights, group, 4 * PAIRS)
 
-            def add_pairs(first_pair: Any, sums: list[Any]) -> list[Any]:
+            def add_pairs(first_pair: Any, *sums: Any) -> Sequence[Any]:
                 for number in range(step):
                     pair = _offset_by(builder, first_pair, number)
                     line = builder.mul(pair, ir.Constant(I64, width * LANE_BYTES))
@@ -211,19 +188,19 @@ def _values_tile(rows: int, width: int, *, is_direct: bool) -> Any:
                     def pair_of(row: int, pair: Any = pair) -> Any:
                         return _offset_by(builder, _offset(builder, pairs, pair, 4), row * ROW_BYTES)
 
-                    sums = _added(builder, sums, width, places, pair_of)
+                    sums = tuple(_added(builder, sums, width, places, pair_of))
                 return sums
 
             # LLVM puts all that is asked for in a piece of code in front: few lines at a time hold nothing up.
-            step = 2 if following else PAIRS
-            return _loop(builder, ir.Constant(I64, 0), ir.Constant(I64, PAIRS), step, sums, add_pairs)
+            step = 2 if is_direct else PAIRS
+            return emit_loop(builder, ir.Constant(I64, 0), ir.Constant(I64, PAIRS), step, sums, add_pairs)
 
         groups_of_span = SPAN // NUM_LANES
 
-        def add_span(start: Any, _: list[Any]) -> list[Any]:
+        def add_span(start: Any) -> list[Any]:
             low = builder.select(builder.icmp_signed(">", first, start), first, start)
             high = _smaller(builder, _offset_by(builder, start, groups_of_span), end)
-            sums = _loop(builder, low, high, 1, _zeros(rows * width), add_group)
+            sums = emit_loop(builder, low, high, 1, _zeros(rows * width), add_group)
             scales = _offset_by(builder, builder.add(weights, start), SCALES_AT)  # four bytes for four groups
 
             def place_of(index: int) -> Any:
@@ -239,7 +216,7 @@ def _values_tile(rows: int, width: int, *, is_direct: bool) -> Any:
             return []
 
         span = builder.and_(first, ir.Constant(I64, -groups_of_span))
-        _loop(builder, span, end, groups_of_span, [], add_span)
+        emit_loop(builder, span, end, groups_of_span, [], add_span)
         return context.get_dummy_value()
 
     @instruction
@@ -253,39 +230,25 @@ def _values_tile(rows: int, width: int, *, is_direct: bool) -> Any:
         end: Any,
         out: Any,
         size: Any,
-    ) -> Any:
-        return types.void(*[types.int64] * 8), emit
-
-    @instruction
-    def asking(
-        typingctx: Any,
-        weights: Any,
-        groups: Any,
-        row_bytes: Any,
-        offset: Any,
-        first: Any,
-        end: Any,
-        out: Any,
-        size: Any,
         following: Any,
     ) -> Any:
         return types.void(*[types.int64] * 9), emit
 
-    return asking if is_direct else tile
+    return tile
 
 
-scores = _scores_tile(TILE_ROWS, TILE_WIDTH, is_direct=False)
-scores_1 = _scores_tile(1, DIRECT_WIDTH, is_direct=True)
-scores_2 = _scores_tile(2, DIRECT_WIDTH, is_direct=True)
-scores_3 = _scores_tile(3, DIRECT_WIDTH, is_direct=True)
-scores_4 = _scores_tile(4, DIRECT_WIDTH, is_direct=True)
-values = _values_tile(TILE_ROWS, TILE_WIDTH, is_direct=False)
-values_last = _values_tile(TILE_ROWS, 1, is_direct=False)
-values_1 = _values_tile(1, DIRECT_WIDTH, is_direct=True)
-values_2 = _values_tile(2, DIRECT_WIDTH, is_direct=True)
-values_3 = _values_tile(3, DIRECT_WIDTH, is_direct=True)
-values_4 = _values_tile(4, DIRECT_WIDTH, is_direct=True)
-values_1_last = _values_tile(1, 1, is_direct=True)
-values_2_last = _values_tile(2, 1, is_direct=True)
-values_3_last = _values_tile(3, 1, is_direct=True)
-values_4_last = _values_tile(4, 1, is_direct=True)
+scores = _scores_tile(TILE_ROWS, TILE_WIDTH)
+scores_1 = _scores_tile(1, DIRECT_WIDTH)
+scores_2 = _scores_tile(2, DIRECT_WIDTH)
+scores_3 = _scores_tile(3, DIRECT_WIDTH)
+scores_4 = _scores_tile(4, DIRECT_WIDTH)
+values = _values_tile(TILE_ROWS, TILE_WIDTH)
+values_last = _values_tile(TILE_ROWS, 1)
+values_1 = _values_tile(1, DIRECT_WIDTH)
+values_2 = _values_tile(2, DIRECT_WIDTH)
+values_3 = _values_tile(3, DIRECT_WIDTH)
+values_4 = _values_tile(4, DIRECT_WIDTH)
+values_1_last = _values_tile(1, 1)
+values_2_last = _values_tile(2, 1)
+values_3_last = _values_tile(3, 1)
+values_4_last = _values_tile(4, 1)

@@ -133,26 +133,7 @@ class Emitter:
         self, start: Value, end: Value, step: int, carried: Sequence[Value], body: Callable[..., Sequence[Value]]
     ) -> tuple[Value, ...]:
         """for i in range(start, end, step): carried = body(i, *carried). Returns what is carried at the end."""
-        b, before = self.b, self.b.block
-        head, inside, done = (b.append_basic_block(name) for name in ("loop", "body", "done"))
-        b.branch(head)
-        b.position_at_end(head)
-        index = b.phi(I64)
-        index.add_incoming(start, before)
-        values = []
-        for value in carried:
-            phi = b.phi(value.type)
-            phi.add_incoming(value, before)
-            values.append(phi)
-        b.cbranch(b.icmp_signed("<", index, end), inside, done)
-        b.position_at_end(inside)
-        results = body(index, *values)
-        index.add_incoming(b.add(index, self.i64(step)), b.block)
-        for phi, result in zip(values, results, strict=True):
-            phi.add_incoming(result, b.block)
-        b.branch(head)
-        b.position_at_end(done)
-        return tuple(values)
+        return emit_loop(self.b, start, end, step, carried, body)
 
     @contextmanager
     def when(self, condition: Value) -> Iterator[None]:
@@ -163,3 +144,29 @@ class Emitter:
     def finish(self) -> ir.Function:
         self.b.ret_void()
         return self.function
+
+
+def emit_loop(
+    b: Any, start: Value, end: Value, step: int, carried: Sequence[Value], body: Callable[..., Sequence[Value]]
+) -> tuple[Value, ...]:
+    """Emitter.loop() for any builder."""
+    before = b.block
+    head, inside, done = (b.append_basic_block(name) for name in ("loop", "body", "done"))
+    b.branch(head)
+    b.position_at_end(head)
+    index = b.phi(I64)
+    index.add_incoming(start, before)
+    values = []
+    for value in carried:
+        phi = b.phi(value.type)
+        phi.add_incoming(value, before)
+        values.append(phi)
+    b.cbranch(b.icmp_signed("<", index, end), inside, done)
+    b.position_at_end(inside)
+    results = body(index, *values)
+    index.add_incoming(b.add(index, ir.Constant(I64, step)), b.block)
+    for phi, result in zip(values, results, strict=True):
+        phi.add_incoming(result, b.block)
+    b.branch(head)
+    b.position_at_end(done)
+    return tuple(values)

@@ -166,19 +166,24 @@ def store(typingctx: Any, at: Any, value: Any) -> Any:
     return types.void(types.int64, lanes), emit
 
 
+def _store_below(builder: Any, value: Any, at: Any, count: Any) -> None:
+    """Stores the first count lanes of a vector of any kind; nothing else is written."""
+    size = 2 if value.type == I16X16 else 4
+    place, name = pointer(builder, at, value.type), f"llvm.masked.store.v16{'i16' if size == 2 else 'f32'}.p0"
+    with builder.if_else(_is_whole(builder, count)) as (whole, partial):
+        with whole:
+            builder.store(value, place, align=size)
+        with partial:
+            call(builder, name, ir.VoidType(), value, place, ir.Constant(I32, size), _is_below(builder, count))
+
+
 @instruction
 def store_first(typingctx: Any, at: Any, value: Any, count: Any) -> Any:
     """The first count lanes; nothing else is written."""
 
     def emit(context: Any, builder: Any, sig: Any, args: Any) -> Any:
         at, value, count = args
-        place, align = pointer(builder, at, F32X16), ir.Constant(I32, 4)
-        with builder.if_else(_is_whole(builder, count)) as (whole, partial):
-            with whole:
-                builder.store(value, place, align=4)
-            with partial:
-                mask = _is_below(builder, count)
-                call(builder, "llvm.masked.store.v16f32.p0", ir.VoidType(), value, place, align, mask)
+        _store_below(builder, value, at, count)
         return context.get_dummy_value()
 
     return types.void(types.int64, lanes, types.int64), emit
@@ -192,13 +197,7 @@ def store_words(typingctx: Any, at: Any, value: Any, factor: Any, count: Any) ->
         at, value, factor, count = args
         shifted = builder.fadd(builder.fmul(value, splat_of(builder, factor)), constant(ROUND))
         words = builder.trunc(builder.bitcast(shifted, I32X16), I16X16)  # the low bits of ROUND itself are zeros
-        place, align = pointer(builder, at, I16X16), ir.Constant(I32, 2)
-        with builder.if_else(_is_whole(builder, count)) as (whole, partial):
-            with whole:
-                builder.store(words, place, align=2)
-            with partial:
-                mask = _is_below(builder, count)
-                call(builder, "llvm.masked.store.v16i16.p0", ir.VoidType(), words, place, align, mask)
+        _store_below(builder, words, at, count)
         return context.get_dummy_value()
 
     return types.void(types.int64, lanes, types.float32, types.int64), emit
@@ -335,11 +334,6 @@ def keep_between(typingctx: Any, value: Any, low: Any, high: Any, other: Any) ->
         return builder.select(_is_below(builder, low), other, value)
 
     return lanes(lanes, types.int64, types.int64, types.float32), emit
-
-
-@instruction
-def square_root(typingctx: Any, value: Any) -> Any:
-    return lanes(lanes), lambda c, builder, s, args: call(builder, "llvm.sqrt.v16f32", F32X16, args[0])
 
 
 @instruction
